@@ -1,0 +1,24 @@
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+.PHONY: help
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build the xagg binary into ./build
+	go build -o build/xagg ./cmd/xagg
+
+.PHONY: demo
+demo: build ## all-reduce real gradients in all three modes
+	./build/xagg demo
+
+.PHONY: test
+test: ## run all tests
+	go test ./...
+
+.PHONY: generate
+generate: ## regenerate what is generated (needs clang, protoc; p4c where installed)
+	go generate ./...

@@ -1,0 +1,85 @@
+package wire
+
+// P is the modulus of the integrity tag: the largest prime below 2^26. The sum of 64 residues stays below 2^32.
+const P = 67108859
+
+// Coefficients are the tag's published multipliers: lane i of a chunk counts K[t][i] times in tag t, each in [1, P).
+// K[t][i] = 1 + splitmix64(seed_t + i) mod (P-1) with the seeds 0x7861676730 and 0x7861676731.
+var Coefficients = func() (k [2][MaxLanes]uint32) {
+	for t := range k {
+		for i := range k[t] {
+			k[t][i] = uint32(1 + splitmix64(tagSeed[t]+uint64(i))%(P-1))
+		}
+	}
+	return k
+}()
+
+var tagSeed = [2]uint64{0x7861676730, 0x7861676731}
+
+// splitmix64 is the output function of Steele, Lea and Flood's generator (OOPSLA 2014), here a public mixing function.
+func splitmix64(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// TagPlace returns h(job, round, chunk, rank): the part of a contribution's tag that says where it belongs, in [0, P).
+func TagPlace(job uint16, round, chunk uint32, rank uint8) [2]uint32 {
+	a := uint64(job)<<48 | uint64(rank)<<32 | uint64(round)
+	var h [2]uint32
+	for t := range h {
+		h[t] = uint32(splitmix64(splitmix64(tagSeed[t]^a)+uint64(chunk)) % P)
+	}
+	return h
+}
+
+// TagLanes returns the sum of K[t][i] * lanes[i] mod P for both coefficient sequences; len(lanes) <= MaxLanes.
+func TagLanes(lanes []int32) [2]uint32 {
+	// |lane| <= 2^31 and K < 2^26, so 32 products stay below 2^62.
+	var acc [2]int64
+	k0, k1 := Coefficients[0][:len(lanes)], Coefficients[1][:len(lanes)]
+	for len(lanes) > 0 {
+		n := min(len(lanes), 32)
+		var s0, s1 int64
+		for i, v := range lanes[:n] {
+			s0 += int64(v) * int64(k0[i])
+			s1 += int64(v) * int64(k1[i])
+		}
+		acc[0] += s0 % P
+		acc[1] += s1 % P
+		lanes, k0, k1 = lanes[n:], k0[n:], k1[n:]
+	}
+	return [2]uint32{mod(acc[0]), mod(acc[1])}
+}
+
+func mod(v int64) uint32 {
+	v %= P
+	if v < 0 {
+		v += P
+	}
+	return uint32(v)
+}
+
+// Seal sets the packet's tag for its sender: p is a GRAD of one rank, its place and lanes are set.
+func (p *Packet) Seal() {
+	h, l := TagPlace(p.Job, p.Round, p.Chunk, p.Rank), TagLanes(p.Lanes[:p.Elems])
+	for t := range p.Tag {
+		p.Tag[t] = (h[t] + l[t]) % P
+	}
+}
+
+// TagOK reports whether the tag of a packet with lanes (GRAD, PARTIAL or RESULT) fits its place, mask and lanes: that
+// the lanes are the sum of exactly the contributions of the ranks in the mask.
+func (p *Packet) TagOK() bool {
+	l := TagLanes(p.Lanes[:p.Elems])
+	want := [2]uint64{uint64(l[0]), uint64(l[1])}
+	for m, r := p.Contributors, uint8(0); m != 0; m, r = m>>1, r+1 {
+		if m&1 != 0 {
+			h := TagPlace(p.Job, p.Round, p.Chunk, r)
+			want[0] += uint64(h[0])
+			want[1] += uint64(h[1])
+		}
+	}
+	return uint64(p.Tag[0])%P == want[0]%P && uint64(p.Tag[1])%P == want[1]%P
+}
