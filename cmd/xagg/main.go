@@ -1,0 +1,151 @@
+// Command xagg aggregates gradients in the network: controller, switch, aggregation server, worker and the tools
+// around them in one binary.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes of every command.
+const (
+	exitOK          = 0
+	exitFailure     = 1
+	exitDifferences = 2  // differences, incomplete input, lint findings
+	exitEnvironment = 3  // the machine lacks something
+	exitUsage       = 64 // the command line is wrong
+)
+
+// env is what a command may touch of the world, so that tests call commands in-process.
+type env struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	log            *slog.Logger
+}
+
+// exitError carries an exit code other than exitFailure out of a command.
+type exitError struct {
+	code int
+	err  error // nil when the command has said everything already
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit code %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// usagef returns an error of a wrong command line.
+func usagef(format string, args ...any) error {
+	return &exitError{exitUsage, fmt.Errorf(format, args...)}
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, &env{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+// run executes one command line and returns its exit code.
+func run(ctx context.Context, env *env, args []string) int {
+	err := newRoot(env, args).ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	var exit *exitError
+	if !errors.As(err, &exit) {
+		exit = &exitError{exitFailure, err}
+	}
+	if exit.err != nil {
+		fmt.Fprintf(env.stderr, "xagg: %v\n", exit.err)
+	}
+	return exit.code
+}
+
+func newRoot(env *env, args []string) *cobra.Command {
+	var level, format string
+	root := &cobra.Command{
+		Use:           "xagg",
+		Short:         "Aggregate gradients in the network: in a P4 switch and on XDP servers",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return cmd.Help()
+		},
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			log, err := newLogger(env.stderr, level, format)
+			if err != nil {
+				return err
+			}
+			env.log = log
+			return nil
+		},
+	}
+	root.SetIn(env.stdin)
+	root.SetOut(env.stdout)
+	root.SetErr(env.stderr)
+	root.SetArgs(args)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usagef("%w; see '%s --help'", err, cmd.CommandPath())
+	})
+	root.PersistentFlags().StringVar(&level, "log-level", "info", "least level that is logged: debug, info, warn, error")
+	root.PersistentFlags().StringVar(&format, "log-format", "text", "form of the log on stderr: text, json")
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(
+		newDemoCommand(env),
+		newControllerCommand(env),
+		newSwitchCommand(env),
+		newServerCommand(env),
+		newWorkerCommand(env),
+		newStatusCommand(env),
+		newJobCommand(env),
+		newPcapCommand(env),
+		newDoctorCommand(env),
+	)
+	usageErrors(root)
+	return root
+}
+
+// usageErrors gives errors in the number of arguments, everywhere below cmd, the exit code of a wrong command line.
+func usageErrors(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return usagef("%w; see '%s --help'", err, cmd.CommandPath())
+			}
+			return nil
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		usageErrors(sub)
+	}
+}
+
+func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, usagef("--log-level %q: want debug, info, warn or error", level)
+	}
+	opts := &slog.HandlerOptions{Level: l}
+	switch strings.ToLower(format) {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, opts)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, opts)), nil
+	}
+	return nil, usagef("--log-format %q: want text or json", format)
+}
