@@ -233,7 +233,7 @@ func DecodeHeader(b []byte, h *Header) error {
 	}
 	if h.carriesLanes() {
 		// A packet with lanes has as many blocks as its valid lanes need. Short answers keep the chunk's elems.
-		if h.Blocks != BlocksFor(int(h.Elems)) {
+		if int(h.Elems) > MaxLanes || h.Blocks != BlocksFor(int(h.Elems)) {
 			return fmt.Errorf("%w: %d lanes in %d blocks", ErrElems, h.Elems, h.Blocks)
 		}
 	}
