@@ -125,17 +125,19 @@ type Packet struct {
 	Lanes [MaxLanes]int32
 }
 
-// Errors of Decode. Every one is a packet that is counted under the reason that [ReasonOf] names.
+// Errors of Decode, in the order of its checks. Every one is a packet that is counted under the reason that [ReasonOf]
+// names.
 var (
 	ErrShort    = errors.New("packet shorter than its header")
-	ErrVersion  = errors.New("packet of another protocol version")
-	ErrType     = errors.New("packet of unknown type")
 	ErrLength   = errors.New("packet length does not fit its block count")
 	ErrElems    = errors.New("valid lanes do not fit the block count")
 	ErrReserved = errors.New("reserved bits are not zero")
+	ErrVersion  = errors.New("packet of another protocol version")
+	ErrType     = errors.New("packet of unknown type")
 )
 
-// ReasonOf returns the reason code under which a packet that Decode refused with err is counted.
+// ReasonOf returns the reason code under which a packet is counted that [Packet.Decode] or [ParseFrame] refused with
+// err. [ErrNotXAgg] is no fault of a packet but ordinary traffic: ReasonRoute, for those who do not pass it on.
 func ReasonOf(err error) Reason {
 	switch {
 	case err == nil:
@@ -146,6 +148,10 @@ func ReasonOf(err error) Reason {
 		return ReasonVersion
 	case errors.Is(err, ErrType):
 		return ReasonType
+	case errors.Is(err, ErrChecksum):
+		return ReasonChecksum
+	case errors.Is(err, ErrNotXAgg):
+		return ReasonRoute
 	default:
 		return ReasonLength
 	}
@@ -198,18 +204,12 @@ func putLanes(b []byte, lanes []int32) {
 }
 
 // DecodeHeader reads and checks a header. b is the whole UDP payload: its length must be the one that the block
-// count demands, exactly.
+// count demands, exactly. The checks come in the order of docs/protocol.md: short, length, version, type.
 func DecodeHeader(b []byte, h *Header) error {
 	if len(b) < HeaderLen {
 		return fmt.Errorf("%w: %d bytes, want at least %d", ErrShort, len(b), HeaderLen)
 	}
-	if v := b[OffVersionType] >> 4; v != Version {
-		return fmt.Errorf("%w: %d, want %d", ErrVersion, v, Version)
-	}
 	h.Type = Type(b[OffVersionType] & 0xf)
-	if !h.Type.Valid() {
-		return fmt.Errorf("%w: %d", ErrType, uint8(h.Type))
-	}
 	h.Flags = Flags(b[OffFlags])
 	h.Job = binary.BigEndian.Uint16(b[OffJob:])
 	h.Epoch = binary.BigEndian.Uint16(b[OffEpoch:])
@@ -231,16 +231,19 @@ func DecodeHeader(b []byte, h *Header) error {
 	if h.Blocks > MaxBlocks || len(b) != h.Len() {
 		return fmt.Errorf("%w: %d bytes with %d blocks", ErrLength, len(b), h.Blocks)
 	}
-	if h.carriesLanes() {
-		// A packet with lanes has as many blocks as its valid lanes need. Short answers keep the chunk's elems.
-		if int(h.Elems) > MaxLanes || h.Blocks != BlocksFor(int(h.Elems)) {
-			return fmt.Errorf("%w: %d lanes in %d blocks", ErrElems, h.Elems, h.Blocks)
-		}
+	// A packet with lanes has as many blocks as its valid lanes need. Short answers keep the chunk's elems.
+	if h.carriesLanes() && (h.Elems > MaxLanes || h.Blocks != BlocksFor(int(h.Elems))) {
+		return fmt.Errorf("%w: %d lanes in %d blocks", ErrElems, h.Elems, h.Blocks)
 	}
-	for _, r := range b[OffReserved:HeaderLen] {
-		if r != 0 {
-			return fmt.Errorf("%w: % x", ErrReserved, b[OffReserved:HeaderLen])
-		}
+	// The last five bytes; the three before them are NextEpoch and Reason.
+	if binary.BigEndian.Uint64(b[HeaderLen-8:])<<24 != 0 {
+		return fmt.Errorf("%w: % x", ErrReserved, b[OffReserved:HeaderLen])
+	}
+	if v := b[OffVersionType] >> 4; v != Version {
+		return fmt.Errorf("%w: %d, want %d", ErrVersion, v, Version)
+	}
+	if !h.Type.Valid() {
+		return fmt.Errorf("%w: %d", ErrType, uint8(h.Type))
 	}
 	return nil
 }

@@ -1,0 +1,273 @@
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+)
+
+const (
+	// FrameOverhead is the length in bytes of the headers before the UDP payload: Ethernet, IPv4 without options, UDP.
+	FrameOverhead = ethernetLen + ipv4Len + udpLen
+	// MinFrameLen is the length in bytes of the shortest frame of the protocol: a header without lanes.
+	MinFrameLen = FrameOverhead + HeaderLen
+	// MaxFrameLen is the length in bytes of the longest frame of the protocol.
+	MaxFrameLen = FrameOverhead + MaxLen
+
+	ethernetLen = 14
+	ipv4Len     = 20
+	udpLen      = 8
+
+	etherTypeIPv4 = 0x0800
+	protocolUDP   = 17
+)
+
+// Offsets in a frame of Ethernet, IPv4 without options, UDP.
+const (
+	offDstMAC    = 0
+	offSrcMAC    = 6
+	offEtherType = 12
+
+	offIPv4     = ethernetLen
+	offTotalLen = offIPv4 + 2
+	offID       = offIPv4 + 4
+	offFragment = offIPv4 + 6
+	offTTL      = offIPv4 + 8
+	offProtocol = offIPv4 + 9
+	offIPv4Sum  = offIPv4 + 10
+	offSrcIP    = offIPv4 + 12
+	offDstIP    = offIPv4 + 16
+
+	offUDP     = offIPv4 + ipv4Len
+	offSrcPort = offUDP
+	offDstPort = offUDP + 2
+	offUDPLen  = offUDP + 4
+	offUDPSum  = offUDP + 6
+)
+
+const (
+	flagDontFragment = 0x4000
+	fragmentBits     = 0x3fff // more fragments, fragment offset
+	defaultTTL       = 64
+)
+
+// Errors of ParseFrame and ParseUDP, beside those of [Packet.Decode].
+var (
+	// ErrNotXAgg is traffic that is not the protocol's: not Ethernet with IPv4 and UDP, IPv4 with options or in
+	// fragments, or neither of the UDP ports is [Port].
+	ErrNotXAgg = errors.New("not an aggregation packet")
+	// ErrChecksum is a wrong checksum of the IPv4 header, or of UDP where it has one.
+	ErrChecksum = errors.New("wrong checksum")
+)
+
+// The ways of not being XAgg, allocated once: ordinary traffic passes all the time.
+var (
+	errEtherType = fmt.Errorf("%w: not IPv4", ErrNotXAgg)
+	errOptions   = fmt.Errorf("%w: IPv4 with options", ErrNotXAgg)
+	errFragment  = fmt.Errorf("%w: IPv4 fragment", ErrNotXAgg)
+	errProtocol  = fmt.Errorf("%w: not UDP", ErrNotXAgg)
+	errPort      = fmt.Errorf("%w: another UDP port", ErrNotXAgg)
+)
+
+// Addr is one end of a packet's way: all that a frame says about it. Addr values can be compared with ==.
+type Addr struct {
+	MAC  [6]byte
+	IP   [4]byte
+	Port uint16
+}
+
+// String returns the address as "10.77.0.1:19860 (02:78:61:00:00:01)".
+func (a Addr) String() string {
+	return fmt.Sprintf("%d.%d.%d.%d:%d (%02x:%02x:%02x:%02x:%02x:%02x)", a.IP[0], a.IP[1], a.IP[2], a.IP[3], a.Port,
+		a.MAC[0], a.MAC[1], a.MAC[2], a.MAC[3], a.MAC[4], a.MAC[5])
+}
+
+// AppendFrame appends p as a whole Ethernet frame to b and returns the longer slice: IPv4 with identification 0, don't
+// fragment and a time to live of 64, and UDP, whose checksum is computed if checksum is set and 0 otherwise. It
+// allocates nothing when b has room for [FrameOverhead] + p.Len() more bytes.
+func AppendFrame(b []byte, src, dst Addr, p *Packet, checksum bool) []byte {
+	b, frame := grow(b, FrameOverhead+p.Len())
+	p.Encode(frame[FrameOverhead:])
+	putHeaders(frame, src, dst, checksum)
+	return b
+}
+
+// AppendUDP appends a frame that carries payload to b, like [AppendFrame] does for a packet. The payload may be
+// anything of up to 65,507 bytes.
+func AppendUDP(b []byte, src, dst Addr, payload []byte, checksum bool) []byte {
+	b, frame := grow(b, FrameOverhead+len(payload))
+	copy(frame[FrameOverhead:], payload)
+	putHeaders(frame, src, dst, checksum)
+	return b
+}
+
+// grow makes b n bytes longer and returns it and its new part.
+func grow(b []byte, n int) (whole, part []byte) {
+	l := len(b)
+	whole = slices.Grow(b, n)[:l+n]
+	return whole, whole[l:]
+}
+
+// putHeaders writes the headers before a payload that is in its place already.
+func putHeaders(frame []byte, src, dst Addr, checksum bool) {
+	_ = frame[FrameOverhead-1]
+	copy(frame[offDstMAC:], dst.MAC[:])
+	copy(frame[offSrcMAC:], src.MAC[:])
+	binary.BigEndian.PutUint16(frame[offEtherType:], etherTypeIPv4)
+
+	frame[offIPv4] = 4<<4 | ipv4Len/4
+	frame[offIPv4+1] = 0
+	binary.BigEndian.PutUint16(frame[offTotalLen:], uint16(len(frame)-ethernetLen))
+	binary.BigEndian.PutUint16(frame[offID:], 0)
+	binary.BigEndian.PutUint16(frame[offFragment:], flagDontFragment)
+	frame[offTTL] = defaultTTL
+	frame[offProtocol] = protocolUDP
+	binary.BigEndian.PutUint16(frame[offIPv4Sum:], 0)
+	copy(frame[offSrcIP:], src.IP[:])
+	copy(frame[offDstIP:], dst.IP[:])
+	binary.BigEndian.PutUint16(frame[offIPv4Sum:], ^fold(onesSum(frame[offIPv4:offUDP], 0)))
+
+	binary.BigEndian.PutUint16(frame[offSrcPort:], src.Port)
+	binary.BigEndian.PutUint16(frame[offDstPort:], dst.Port)
+	binary.BigEndian.PutUint16(frame[offUDPLen:], uint16(len(frame)-offUDP))
+	binary.BigEndian.PutUint16(frame[offUDPSum:], 0)
+	if checksum {
+		sum := ^fold(udpSum(frame))
+		if sum == 0 {
+			sum = 0xffff // 0 says that there is none (RFC 768)
+		}
+		binary.BigEndian.PutUint16(frame[offUDPSum:], sum)
+	}
+}
+
+// ParseFrame reads a whole Ethernet frame and its packet, and makes the checks of form that every aggregator makes,
+// in the order of docs/protocol.md: short, length, version, type, checksum (0 = none is accepted for UDP). Frames of
+// other protocols are [ErrNotXAgg]; for the other errors [ReasonOf] names the reason. The addresses are set whenever
+// the frame is long enough to have them. It allocates only when it fails for another reason than ErrNotXAgg.
+func ParseFrame(b []byte, p *Packet) (src, dst Addr, err error) {
+	if src, dst, err = parseAddrs(b); err != nil {
+		return src, dst, err
+	}
+	if src.Port != Port && dst.Port != Port {
+		return src, dst, errPort
+	}
+	if len(b) < MinFrameLen {
+		return src, dst, fmt.Errorf("%w: frame of %d bytes, want at least %d", ErrShort, len(b), MinFrameLen)
+	}
+	if err = checkLengths(b); err != nil {
+		return src, dst, err
+	}
+	if err = p.Decode(b[FrameOverhead:]); err != nil {
+		return src, dst, err
+	}
+	return src, dst, checkSums(b)
+}
+
+// ParseUDP reads a whole Ethernet frame with IPv4 and UDP of any port and returns its payload, which is part of b.
+// Lengths and checksums are checked as [ParseFrame] does.
+func ParseUDP(b []byte) (src, dst Addr, payload []byte, err error) {
+	if src, dst, err = parseAddrs(b); err != nil {
+		return src, dst, nil, err
+	}
+	if err = checkLengths(b); err != nil {
+		return src, dst, nil, err
+	}
+	if err = checkSums(b); err != nil {
+		return src, dst, nil, err
+	}
+	return src, dst, b[FrameOverhead:], nil
+}
+
+// parseAddrs reads the addresses of an IPv4 and UDP frame.
+func parseAddrs(b []byte) (src, dst Addr, err error) {
+	if len(b) < ethernetLen {
+		return src, dst, fmt.Errorf("%w: frame of %d bytes", ErrShort, len(b))
+	}
+	if binary.BigEndian.Uint16(b[offEtherType:]) != etherTypeIPv4 {
+		return src, dst, errEtherType
+	}
+	if len(b) < ethernetLen+ipv4Len {
+		return src, dst, fmt.Errorf("%w: frame of %d bytes ends in its IPv4 header", ErrShort, len(b))
+	}
+	switch {
+	case b[offIPv4]>>4 != 4:
+		return src, dst, errEtherType
+	case b[offIPv4]&0xf != ipv4Len/4:
+		return src, dst, errOptions
+	case binary.BigEndian.Uint16(b[offFragment:])&fragmentBits != 0:
+		return src, dst, errFragment
+	case b[offProtocol] != protocolUDP:
+		return src, dst, errProtocol
+	}
+	if len(b) < FrameOverhead {
+		return src, dst, fmt.Errorf("%w: frame of %d bytes ends in its UDP header", ErrShort, len(b))
+	}
+	src = Addr{[6]byte(b[offSrcMAC:]), [4]byte(b[offSrcIP:]), binary.BigEndian.Uint16(b[offSrcPort:])}
+	dst = Addr{[6]byte(b[offDstMAC:]), [4]byte(b[offDstIP:]), binary.BigEndian.Uint16(b[offDstPort:])}
+	return src, dst, nil
+}
+
+// checkLengths checks that the frame ends where IPv4 and UDP say; the payload's own length is Decode's.
+func checkLengths(b []byte) error {
+	ip := int(binary.BigEndian.Uint16(b[offTotalLen:]))
+	udp := int(binary.BigEndian.Uint16(b[offUDPLen:]))
+	if len(b) != ethernetLen+ip || ip != ipv4Len+udp {
+		return fmt.Errorf("%w: frame of %d bytes, IPv4 %d, UDP %d", ErrLength, len(b), ip, udp)
+	}
+	return nil
+}
+
+func checkSums(b []byte) error {
+	if fold(onesSum(b[offIPv4:offUDP], 0)) != 0xffff {
+		return fmt.Errorf("%w: IPv4 header", ErrChecksum)
+	}
+	if binary.BigEndian.Uint16(b[offUDPSum:]) != 0 && fold(udpSum(b)) != 0xffff {
+		return fmt.Errorf("%w: UDP", ErrChecksum)
+	}
+	return nil
+}
+
+// udpSum is the unfolded sum over the pseudo header and the UDP packet.
+func udpSum(frame []byte) uint64 {
+	// The words of the pseudo header, in the byte order that onesSum works in.
+	pseudo := uint64(bits.ReverseBytes16(protocolUDP)) + uint64(binary.LittleEndian.Uint16(frame[offUDPLen:]))
+	return onesSum(frame[offSrcIP:], pseudo) // addresses, UDP header and payload lie in one piece
+}
+
+// onesSum adds b to sum in one's complement arithmetic, in little-endian order: the sum's byte order does not matter
+// until it is folded (RFC 1071), and wide additions with end-around carry fold to the same number.
+func onesSum(b []byte, sum uint64) uint64 {
+	var c uint64
+	for len(b) >= 32 {
+		sum, c = bits.Add64(sum, binary.LittleEndian.Uint64(b), 0)
+		sum, c = bits.Add64(sum, binary.LittleEndian.Uint64(b[8:]), c)
+		sum, c = bits.Add64(sum, binary.LittleEndian.Uint64(b[16:]), c)
+		sum, c = bits.Add64(sum, binary.LittleEndian.Uint64(b[24:]), c)
+		sum, c = bits.Add64(sum, 0, c) // all ones and a carry come round once more
+		sum += c
+		b = b[32:]
+	}
+	for len(b) >= 8 {
+		sum, c = bits.Add64(sum, binary.LittleEndian.Uint64(b), 0)
+		sum += c
+		b = b[8:]
+	}
+	if len(b) > 0 {
+		var last [8]byte
+		copy(last[:], b)
+		sum, c = bits.Add64(sum, binary.LittleEndian.Uint64(last[:]), 0)
+		sum += c
+	}
+	return sum
+}
+
+// fold returns the 16-bit one's complement sum in network order.
+func fold(sum uint64) uint16 {
+	sum = sum>>32 + sum&0xffffffff
+	sum = sum>>16&0xffff + sum>>32 + sum&0xffff
+	sum = sum>>16 + sum&0xffff
+	sum = sum>>16 + sum&0xffff
+	return bits.ReverseBytes16(uint16(sum))
+}
