@@ -1,0 +1,52 @@
+// Package bmv2 runs the P4 switch: the embedded engine, which is a P4Runtime switch in this process, or a real
+// simple_switch_grpc. Both load what p4c-bm2-ss makes of a v1model program, both answer P4Runtime at a gRPC address
+// with the same status codes, and both forward the same bytes; a caller holds either of them as a [Target].
+//
+// The pieces: package engine is the pure core (program, tables, packets; no sockets, no goroutines), package p4rt
+// the P4Runtime server on top of it, package port the frame input and output on network interfaces, package capture
+// a pcapng writer for any number of interfaces.
+package bmv2
+
+import (
+	"errors"
+	"log/slog"
+)
+
+// Target is a running switch.
+type Target interface {
+	// Name is the kind of switch: "engine" or "simple_switch_grpc".
+	Name() string
+	// GRPCAddr is the address at which the switch answers P4Runtime, as grpc.NewClient takes it:
+	// host:port, or unix:PATH. It is empty for an engine that serves a listener of its caller's.
+	GRPCAddr() string
+	// Close stops the switch and frees its ports and its address. It may be called more than once.
+	Close() error
+}
+
+// DefaultGRPCAddr is where a switch answers when nothing else is asked for. simple_switch_grpc's own default listens
+// on every address of the host without TLS; this one does not.
+const DefaultGRPCAddr = "127.0.0.1:9559"
+
+// DropPort is v1model's port for packets that are to be dropped; it is never a port of the switch.
+const DropPort = 511
+
+// Config says what a switch is to be. The zero value is a switch without a program, ports and CPU port.
+type Config struct {
+	// Program is p4c's bmv2 JSON. Without one the switch drops everything until a controller sets a pipeline.
+	Program []byte
+	// Ports maps port numbers (0..510) to the network interfaces behind them.
+	Ports map[uint16]string
+	// DeviceID is the P4Runtime device id that a controller has to name.
+	DeviceID uint64
+	// CPUPort is the port number of packet-in and packet-out, 1..510 and none of Ports; 0 = no packet I/O.
+	CPUPort uint16
+	// GRPCAddr is the address to answer P4Runtime at: host:port, or unix:PATH. Empty means [DefaultGRPCAddr].
+	GRPCAddr string
+	// PcapFile, if set, is a pcapng file that all frames of all ports are written to, both directions.
+	PcapFile string
+	// Log receives what the switch has to say; nil discards it.
+	Log *slog.Logger
+}
+
+// ErrClosed is returned by the methods of a switch that was closed.
+var ErrClosed = errors.New("switch is closed")
