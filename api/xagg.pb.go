@@ -460,6 +460,8 @@ type Job struct {
 	Explanation   string                 `protobuf:"bytes,9,opt,name=explanation,proto3" json:"explanation,omitempty"` // why the policy decided so
 	Joined        uint64                 `protobuf:"varint,10,opt,name=joined,proto3" json:"joined,omitempty"`         // mask
 	Left          uint64                 `protobuf:"varint,11,opt,name=left,proto3" json:"left,omitempty"`             // mask
+	State         string                 `protobuf:"bytes,12,opt,name=state,proto3" json:"state,omitempty"`            // "waiting", "installing", "running", "finished" or "aborted"
+	Error         string                 `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`            // why it was aborted
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -569,6 +571,20 @@ func (x *Job) GetLeft() uint64 {
 		return x.Left
 	}
 	return 0
+}
+
+func (x *Job) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Job) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
 }
 
 type RemoveJobRequest struct {
@@ -1717,7 +1733,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ranks\x18\x02 \x01(\rR\x05ranks\x12\x1b\n" +
 	"\tmax_elems\x18\x03 \x01(\rR\bmaxElems\x12'\n" +
-	"\x06policy\x18\x04 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\"\x81\x02\n" +
+	"\x06policy\x18\x04 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\"\xad\x02\n" +
 	"\x03Job\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x14\n" +
@@ -1730,7 +1746,9 @@ const file_xagg_proto_rawDesc = "" +
 	"\vexplanation\x18\t \x01(\tR\vexplanation\x12\x16\n" +
 	"\x06joined\x18\n" +
 	" \x01(\x04R\x06joined\x12\x12\n" +
-	"\x04left\x18\v \x01(\x04R\x04left\"&\n" +
+	"\x04left\x18\v \x01(\x04R\x04left\x12\x14\n" +
+	"\x05state\x18\f \x01(\tR\x05state\x12\x14\n" +
+	"\x05error\x18\r \x01(\tR\x05error\"&\n" +
 	"\x10RemoveJobRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x10\n" +
 	"\x0eRemoveJobReply\"v\n" +

@@ -36,17 +36,20 @@ const (
 type ControllerClient interface {
 	// Status says what the controller knows of its switch, its servers and its jobs.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
-	// CreateJob plans a job, installs its first plan on switch and servers and waits for nothing: workers may Join when
-	// it returns. ALREADY_EXISTS when a job of that name is there, RESOURCE_EXHAUSTED when slots or server memory do not
-	// fit, INVALID_ARGUMENT with the field's name otherwise.
+	// CreateJob plans a job, leases switch slots and server memory to it, installs its plan on the servers and waits for
+	// nothing: workers may Join when it returns. What the switch has to know of the ranks follows when they have joined.
+	// ALREADY_EXISTS when a job of that name is there, RESOURCE_EXHAUSTED when slots or server memory do not fit,
+	// UNAVAILABLE when a server of the plan cannot be reached, INVALID_ARGUMENT with the field's name otherwise.
 	CreateJob(ctx context.Context, in *CreateJobRequest, opts ...grpc.CallOption) (*Job, error)
 	// RemoveJob takes a job's plans from switch and servers. Workers that are still joined are told.
 	RemoveJob(ctx context.Context, in *RemoveJobRequest, opts ...grpc.CallOption) (*RemoveJobReply, error)
 	// Join is a worker's rendezvous. The first event is `ready`, sent when all ranks have joined with equal digests; the
-	// stream stays open while the worker takes part. A worker that goes away without Leave ends the job for the others
-	// with an `abort` event that names it.
+	// stream stays open while the worker takes part, and ends when all have left. A worker that goes away after `ready`
+	// without Leave ends the job for the others with an `abort` event that names it; before `ready` its place is merely
+	// free again. When a job has finished or was aborted, the next Join begins a new incarnation of it with a fresh id.
 	Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[JoinEvent], error)
 	// Leave tells that a worker has finished its last round. It returns when all ranks have.
+	// ABORTED when the job ended for another reason.
 	Leave(ctx context.Context, in *LeaveRequest, opts ...grpc.CallOption) (*LeaveReply, error)
 }
 
@@ -125,17 +128,20 @@ func (c *controllerClient) Leave(ctx context.Context, in *LeaveRequest, opts ...
 type ControllerServer interface {
 	// Status says what the controller knows of its switch, its servers and its jobs.
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
-	// CreateJob plans a job, installs its first plan on switch and servers and waits for nothing: workers may Join when
-	// it returns. ALREADY_EXISTS when a job of that name is there, RESOURCE_EXHAUSTED when slots or server memory do not
-	// fit, INVALID_ARGUMENT with the field's name otherwise.
+	// CreateJob plans a job, leases switch slots and server memory to it, installs its plan on the servers and waits for
+	// nothing: workers may Join when it returns. What the switch has to know of the ranks follows when they have joined.
+	// ALREADY_EXISTS when a job of that name is there, RESOURCE_EXHAUSTED when slots or server memory do not fit,
+	// UNAVAILABLE when a server of the plan cannot be reached, INVALID_ARGUMENT with the field's name otherwise.
 	CreateJob(context.Context, *CreateJobRequest) (*Job, error)
 	// RemoveJob takes a job's plans from switch and servers. Workers that are still joined are told.
 	RemoveJob(context.Context, *RemoveJobRequest) (*RemoveJobReply, error)
 	// Join is a worker's rendezvous. The first event is `ready`, sent when all ranks have joined with equal digests; the
-	// stream stays open while the worker takes part. A worker that goes away without Leave ends the job for the others
-	// with an `abort` event that names it.
+	// stream stays open while the worker takes part, and ends when all have left. A worker that goes away after `ready`
+	// without Leave ends the job for the others with an `abort` event that names it; before `ready` its place is merely
+	// free again. When a job has finished or was aborted, the next Join begins a new incarnation of it with a fresh id.
 	Join(*JoinRequest, grpc.ServerStreamingServer[JoinEvent]) error
 	// Leave tells that a worker has finished its last round. It returns when all ranks have.
+	// ABORTED when the job ended for another reason.
 	Leave(context.Context, *LeaveRequest) (*LeaveReply, error)
 	mustEmbedUnimplementedControllerServer()
 }
@@ -320,7 +326,8 @@ type AgentClient interface {
 	Install(ctx context.Context, in *ServerPlan, opts ...grpc.CallOption) (*InstallReply, error)
 	// Arm sets the epoch that RESULTs of chunk 0 announce.
 	Arm(ctx context.Context, in *ArmRequest, opts ...grpc.CallOption) (*ArmReply, error)
-	// Remove takes a plan away, and the job's lease with its last plan.
+	// Remove takes a plan away, and the job's lease with its last plan. Job 0 stands for every plan of every job: what a
+	// controller begins with. NOT_FOUND when there is no such plan.
 	Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveReply, error)
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsReply, error)
 }
@@ -395,7 +402,8 @@ type AgentServer interface {
 	Install(context.Context, *ServerPlan) (*InstallReply, error)
 	// Arm sets the epoch that RESULTs of chunk 0 announce.
 	Arm(context.Context, *ArmRequest) (*ArmReply, error)
-	// Remove takes a plan away, and the job's lease with its last plan.
+	// Remove takes a plan away, and the job's lease with its last plan. Job 0 stands for every plan of every job: what a
+	// controller begins with. NOT_FOUND when there is no such plan.
 	Remove(context.Context, *RemoveRequest) (*RemoveReply, error)
 	Stats(context.Context, *StatsRequest) (*StatsReply, error)
 	mustEmbedUnimplementedAgentServer()

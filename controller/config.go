@@ -1,0 +1,317 @@
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"xagg/policy"
+)
+
+// Where a controller listens when nothing else is asked for, and where its clients look for it.
+const DefaultListen = "127.0.0.1:19861"
+
+// MaxPort is the highest port of a switch that carries a link: bmv2 drops at 511 and has its CPU port below.
+const MaxPort = 510
+
+// Config is everything a controller is told before it starts. Start from [DefaultConfig], or [Load] a file.
+type Config struct {
+	Listen  string        `yaml:"listen"`  // where the API is served: host:port, or unix:PATH
+	Switch  Switch        `yaml:"switch"`  // the one switch
+	Service Service       `yaml:"service"` // the address that workers send to
+	Hosts   []Host        `yaml:"hosts"`   // where workers run
+	Servers []Server      `yaml:"servers"` // aggregation servers
+	Policy  policy.Static `yaml:"policy"`  // for jobs that come without one
+	Jobs    []JobSpec     `yaml:"jobs"`    // created at start
+}
+
+// Switch is a P4Runtime switch.
+type Switch struct {
+	Name     string `yaml:"name"`
+	Address  string `yaml:"address"`   // of its P4Runtime server: host:port, or unix:PATH
+	DeviceID uint64 `yaml:"device_id"` // must be the switch's own --device-id
+	CPUPort  uint16 `yaml:"cpu_port"`  // port of packet-in and packet-out; no link may have it
+}
+
+// Service is the address that workers send to; the switch answers for it.
+type Service struct {
+	IP  netip.Addr `yaml:"ip"`
+	MAC MAC        `yaml:"mac"`
+}
+
+// Host is a machine that workers run on.
+type Host struct {
+	Name string     `yaml:"name"`
+	IP   netip.Addr `yaml:"ip"`
+	MAC  MAC        `yaml:"mac"`
+	Port uint16     `yaml:"port"` // switch port, 1..510
+}
+
+// Server is an aggregation server.
+type Server struct {
+	Name  string     `yaml:"name"`
+	Agent string     `yaml:"agent"` // address of its agent: host:port, or unix:PATH
+	IP    netip.Addr `yaml:"ip"`
+	MAC   MAC        `yaml:"mac"`
+	Port  uint16     `yaml:"port"` // switch port, 1..510
+}
+
+// JobSpec asks for a job.
+type JobSpec struct {
+	Name     string         `yaml:"name"`
+	Ranks    int            `yaml:"ranks"`     // number of workers, 1..64
+	MaxElems uint32         `yaml:"max_elems"` // lanes of the largest vector, at least 1
+	Policy   *policy.Static `yaml:"policy"`    // nil = the configuration's
+}
+
+// MAC is an Ethernet address, as comparable data.
+type MAC [6]byte
+
+// UnmarshalText reads six hexadecimal bytes with colons or hyphens.
+func (m *MAC) UnmarshalText(text []byte) error {
+	hw, err := net.ParseMAC(string(text))
+	if err != nil {
+		return err
+	}
+	if len(hw) != len(m) {
+		return fmt.Errorf("address %s: %d bytes, want 6", text, len(hw))
+	}
+	copy(m[:], hw)
+	return nil
+}
+
+// MarshalText writes the address with colons.
+func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// String writes the address with colons.
+func (m MAC) String() string { return net.HardwareAddr(m[:]).String() }
+
+// DefaultConfig returns what a configuration file need not say: the listen address, a switch on this machine as
+// `xagg switch` serves it, and a policy that has the switch sum all ranks.
+func DefaultConfig() Config {
+	return Config{
+		Listen: DefaultListen,
+		Switch: Switch{Name: "s1", Address: "127.0.0.1:9559", CPUPort: MaxPort},
+		Policy: policy.Static{Rule: policy.RuleStatic, Mode: policy.ModeSwitch},
+	}
+}
+
+// Load reads a configuration file on top of [DefaultConfig].
+func Load(path string) (Config, error) {
+	src, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("read configuration: %w", err)
+	}
+	return Parse(path, src)
+}
+
+// Parse reads a configuration from YAML on top of [DefaultConfig]; name is the file's, for errors. An unknown field, a
+// wrong type and a wrong value are errors that begin with name, line and column.
+func Parse(name string, src []byte) (Config, error) {
+	cfg := DefaultConfig()
+	if err := yaml.UnmarshalWithOptions(src, &cfg, yaml.Strict()); err != nil {
+		return Config{}, positioned(name, err)
+	}
+	if err := cfg.Validate(); err != nil {
+		return Config{}, locate(name, src, err)
+	}
+	return cfg, nil
+}
+
+// positioned puts the file's name and the place that the YAML decoder found before its message.
+func positioned(name string, err error) error {
+	var yerr yaml.Error
+	if !errors.As(err, &yerr) || yerr.GetToken() == nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	pos := yerr.GetToken().Position
+	return fmt.Errorf("%s:%d:%d: %s", name, pos.Line, pos.Column, yerr.GetMessage())
+}
+
+// locate finds the line and column of the field that a FieldError names. A field that is missing is looked for at
+// its parents.
+func locate(name string, src []byte, err error) error {
+	var ferr *policy.FieldError
+	if !errors.As(err, &ferr) {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for field := ferr.Field; field != ""; field = parent(field) {
+		path, perr := yaml.PathString("$." + field)
+		if perr != nil {
+			break
+		}
+		node, perr := path.ReadNode(strings.NewReader(string(src)))
+		if perr != nil {
+			continue
+		}
+		pos := node.GetToken().Position
+		return fmt.Errorf("%s:%d:%d: %w", name, pos.Line, pos.Column, err)
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
+
+// parent cuts the last step off a field path: "hosts[1].port", "hosts[1]", "hosts", "".
+func parent(field string) string {
+	return field[:max(0, strings.LastIndexAny(field, ".["))]
+}
+
+// Validate checks the whole configuration. Errors are of type [*policy.FieldError] and name the first field at fault.
+func (c *Config) Validate() error {
+	if err := checkAddress(c.Listen); err != nil {
+		return field("listen", err)
+	}
+	if c.Switch.Name == "" {
+		return fieldf("switch.name", "is missing")
+	}
+	if err := checkAddress(c.Switch.Address); err != nil {
+		return field("switch.address", err)
+	}
+	if p := c.Switch.CPUPort; p < 1 || p > MaxPort {
+		return fieldf("switch.cpu_port", "%d is outside 1..%d", p, MaxPort)
+	}
+	if err := c.validateLinks(); err != nil {
+		return err
+	}
+	if err := c.Policy.Validate(); err != nil {
+		return under("policy", err)
+	}
+	names := make(map[string]string)
+	for i, job := range c.Jobs {
+		at := fmt.Sprintf("jobs[%d]", i)
+		if err := job.Validate(); err != nil {
+			return under(at, err)
+		}
+		if other, taken := names[job.Name]; taken {
+			return fieldf(at+".name", "%q is the name of %s too", job.Name, other)
+		}
+		names[job.Name] = at
+	}
+	return nil
+}
+
+// validateLinks checks service, hosts and servers: what they share with nobody else is a name, an address of either
+// kind and a port.
+func (c *Config) validateLinks() error {
+	type owner struct{ at string }
+	names, ips := map[string]owner{}, map[netip.Addr]owner{}
+	macs, ports := map[MAC]owner{}, map[uint16]owner{}
+
+	address := func(at string, ip netip.Addr, mac MAC) error {
+		switch {
+		case !ip.IsValid():
+			return fieldf(at+".ip", "is missing")
+		case !ip.Is4():
+			return fieldf(at+".ip", "%s is not an IPv4 address", ip)
+		case ip.IsMulticast() || ip.IsUnspecified():
+			return fieldf(at+".ip", "%s is not the address of one host", ip)
+		case mac == MAC{}:
+			return fieldf(at+".mac", "is missing")
+		case mac[0]&1 != 0:
+			return fieldf(at+".mac", "%s is a group address", mac)
+		}
+		if o, taken := ips[ip]; taken {
+			return fieldf(at+".ip", "%s is the address of %s too", ip, o.at)
+		}
+		if o, taken := macs[mac]; taken {
+			return fieldf(at+".mac", "%s is the address of %s too", mac, o.at)
+		}
+		ips[ip], macs[mac] = owner{at}, owner{at}
+		return nil
+	}
+	link := func(at, name string, ip netip.Addr, mac MAC, port uint16) error {
+		if name == "" {
+			return fieldf(at+".name", "is missing")
+		}
+		if o, taken := names[name]; taken {
+			return fieldf(at+".name", "%q is the name of %s too", name, o.at)
+		}
+		names[name] = owner{at}
+		if err := address(at, ip, mac); err != nil {
+			return err
+		}
+		if port < 1 || port > MaxPort {
+			return fieldf(at+".port", "%d is outside 1..%d", port, MaxPort)
+		}
+		if port == c.Switch.CPUPort {
+			return fieldf(at+".port", "%d is the switch's cpu_port", port)
+		}
+		if o, taken := ports[port]; taken {
+			return fieldf(at+".port", "%d is the port of %s too", port, o.at)
+		}
+		ports[port] = owner{at}
+		return nil
+	}
+
+	if err := address("service", c.Service.IP, c.Service.MAC); err != nil {
+		return err
+	}
+	for i, h := range c.Hosts {
+		if err := link(fmt.Sprintf("hosts[%d]", i), h.Name, h.IP, h.MAC, h.Port); err != nil {
+			return err
+		}
+	}
+	for i, s := range c.Servers {
+		at := fmt.Sprintf("servers[%d]", i)
+		if err := link(at, s.Name, s.IP, s.MAC, s.Port); err != nil {
+			return err
+		}
+		if err := checkAddress(s.Agent); err != nil {
+			return field(at+".agent", err)
+		}
+	}
+	return nil
+}
+
+// Validate checks what can be checked of a job without its controller. Errors are of type [*policy.FieldError].
+func (j JobSpec) Validate() error {
+	if j.Name == "" {
+		return fieldf("name", "is missing")
+	}
+	if j.Ranks < 1 || j.Ranks > policy.MaxRanks {
+		return fieldf("ranks", "%d is outside 1..%d", j.Ranks, policy.MaxRanks)
+	}
+	if j.MaxElems < 1 {
+		return fieldf("max_elems", "is missing; it is the number of lanes of the largest vector")
+	}
+	if j.Policy != nil {
+		if err := j.Policy.Validate(); err != nil {
+			return under("policy", err)
+		}
+	}
+	return nil
+}
+
+// checkAddress checks an address of a gRPC server: host:port, or unix:PATH.
+func checkAddress(addr string) error {
+	if addr == "" {
+		return errors.New("is missing; want host:port or unix:PATH")
+	}
+	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
+		if path == "" {
+			return fmt.Errorf("%q has no path", addr)
+		}
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return fmt.Errorf("%q is neither host:port nor unix:PATH", addr)
+	}
+	return nil
+}
+
+func field(name string, err error) error { return &policy.FieldError{Field: name, Err: err} }
+
+func fieldf(name, format string, args ...any) error { return field(name, fmt.Errorf(format, args...)) }
+
+// under puts a field error below another field.
+func under(name string, err error) error {
+	var ferr *policy.FieldError
+	if !errors.As(err, &ferr) {
+		return field(name, err)
+	}
+	return field(name+"."+ferr.Field, ferr.Err)
+}

@@ -1,0 +1,90 @@
+// Package policy decides how a job's ranks are divided between the switch and the aggregation servers. It is pure:
+// what is known goes in as values, a plan and the sentence that explains it come out. The controller turns a plan
+// into table entries and server leases.
+package policy
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+	"strings"
+)
+
+const (
+	// MaxRanks is the largest number of ranks in a job: a plan's masks have 64 bits.
+	MaxRanks = 64
+	// DefaultPool is the number of slots per version where nothing else is asked for. A worker has at most so many
+	// chunks under way, and their results come back at once: 32 fill half of the 64-packet egress queue of a
+	// simple_switch port.
+	DefaultPool = 32
+	// SlotsPerPool is the number of switch slots that a job leases per slot of its pool: two versions for each of the
+	// two epochs that are installed while a plan changes.
+	SlotsPerPool = 4
+)
+
+// Input is what a rule decides from: one job and the place it is to run in.
+type Input struct {
+	Job     string   // the job's name, for the explanation
+	Ranks   int      // number of workers, 1..64
+	Servers []string // names of the aggregation servers there are
+	Slots   int      // slots of the switch that no job has leased
+}
+
+// Plan says where each rank of a job is summed. Cohort and Steered are disjoint and cover the ranks.
+type Plan struct {
+	Cohort  uint64   // mask of the ranks that the switch sums
+	Steered uint64   // mask of the ranks that the switch passes to a server
+	Servers []string // names, in the order in which chunks are dealt to them; none = the switch closes chunks
+	Pool    int      // slots per version, a power of two
+}
+
+// Equal reports whether two plans are the same.
+func (p Plan) Equal(q Plan) bool {
+	return p.Cohort == q.Cohort && p.Steered == q.Steered && p.Pool == q.Pool && slices.Equal(p.Servers, q.Servers)
+}
+
+// Decision is a plan with the reason for it.
+type Decision struct {
+	Plan
+	Explanation string // a sentence for an operator: rule, inputs, result
+}
+
+// FieldError is a mistake in a rule or in what it was given.
+type FieldError struct {
+	Field string // path of the field as the configuration spells it, such as "steer[1]"
+	Err   error
+}
+
+// Error names the field and what is wrong with it.
+func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
+
+// Unwrap returns the error without the field.
+func (e *FieldError) Unwrap() error { return e.Err }
+
+func fieldf(field, format string, args ...any) error {
+	return &FieldError{Field: field, Err: fmt.Errorf(format, args...)}
+}
+
+// allRanks returns the mask of ranks 0..n-1, 0 <= n <= 64.
+func allRanks(n int) uint64 { return 1<<uint(n) - 1 }
+
+// FormatMask writes a mask of ranks for people: "0-2,5", or "none".
+func FormatMask(mask uint64) string {
+	if mask == 0 {
+		return "none"
+	}
+	var parts []string
+	for mask != 0 {
+		first := bits.TrailingZeros64(mask)
+		run := bits.TrailingZeros64(^(mask >> first))
+		last := first + run - 1
+		switch {
+		case run == 1:
+			parts = append(parts, fmt.Sprint(first))
+		default:
+			parts = append(parts, fmt.Sprintf("%d-%d", first, last))
+		}
+		mask &^= allRanks(run) << first
+	}
+	return strings.Join(parts, ",")
+}
