@@ -1,6 +1,9 @@
 package agg
 
 import (
+	"fmt"
+	"math"
+	"math/bits"
 	"time"
 
 	"xagg/wire"
@@ -12,20 +15,122 @@ type WindowConfig struct {
 	Epoch uint16 // of the first round
 	Rank  uint8
 	Ranks uint64 // mask of all ranks
-	Pool  uint32 // a seq may be sent when seq-Pool was answered; power of two
+	// Pool: a seq may be sent when seq-Pool was answered. A power of two, at most the pool of every plan that the job
+	// will run under: with a smaller one the rule is stricter than it needs to be, with a larger one slots break.
+	Pool uint32
 }
 
+const (
+	maxCongestion     = 64 // a bmv2 egress queue holds 64 packets, and every chunk in flight may become one RESULT
+	initialCongestion = 16
+
+	pollMin = 100 * time.Millisecond // a delivered chunk is looked after this long after its delivery, or after an RTO
+	pollMax = time.Second            // the interval doubles up to this
+	pollGap = time.Millisecond       // between any two polls: a poll is a whole GRAD, and a round may wait as a whole
+)
+
 // Window is a worker's side of the protocol for one job with one round under way: which chunk to send now, what an
-// answer means, when to look again. Time is a time.Duration since an arbitrary fixed origin of the caller's.
-type Window struct{}
+// answer means, when to look again. Time is a time.Duration since an arbitrary fixed origin of the caller's; it must
+// not run backwards.
+//
+// Two limits hold at once. The window rule protects the aggregators' slots: a chunk is ready when the chunk that is
+// Pool before it was answered by a RESULT or by an ACK that covers this rank; a WAIT does not count, since the switch
+// may still need the slot. The congestion window protects the network: it bounds the chunks in flight, those sent
+// and not answered by anything, grows by one per window of deliveries and is halved by a timeout, once per flight.
+type Window struct {
+	cfg   WindowConfig
+	round uint32
+	epoch uint16
+	next  uint16 // newest epoch that a chunk 0 announced, else epoch
+	base  uint32 // seq of the round's chunk 0
+	begun bool
+
+	chunks []chunk
+	first  uint32 // no chunk before it is unfinished
+	left   int    // unfinished chunks
+
+	ready    fifo     // chunks that the window rule allows and that were never sent
+	lost     fifo     // chunks whose timer ran out, waiting for room in the congestion window
+	timers   schedule // of the chunks in flight
+	polls    schedule // of the delivered chunks
+	nextPoll time.Duration
+
+	flight    int           // chunks in flight
+	limit     int           // congestion window
+	limitMax  int           //
+	delivered int           // deliveries since the limit last changed
+	undo      int           // the limit before it was last halved, 0 when that is settled
+	cut       time.Duration // when it was last halved
+	rtt       rtt
+
+	stats Stats
+}
+
+type chunkState uint8
+
+const (
+	unsent    chunkState = iota
+	inFlight             // sent, no answer yet; due is its timeout
+	timedOut             // to be sent again as soon as the congestion window has room
+	delivered            // an ACK or a WAIT said that it is in; due is the next poll
+	finished             // its RESULT was taken
+)
+
+type chunk struct {
+	sent  time.Duration // last transmission
+	due   time.Duration
+	mask  uint64 // ranks that are known to be in
+	state chunkState
+	open  bool  // answered by a RESULT or an ACK: the chunk Pool after it is ready
+	sends uint8 // transmissions, saturating
+	polls uint8 // of them after the delivery, saturating
+}
 
 // NewWindow returns a window before its first round.
-func NewWindow(cfg WindowConfig) *Window { panic("not written") }
+func NewWindow(cfg WindowConfig) *Window {
+	if cfg.Rank >= wire.MaxRanks || cfg.Ranks>>cfg.Rank&1 == 0 || bits.OnesCount32(cfg.Pool) != 1 {
+		panic(fmt.Sprintf("agg: new window: rank %d, ranks %#x, pool %d: the rank must be one of the ranks and the "+
+			"pool a power of two", cfg.Rank, cfg.Ranks, cfg.Pool))
+	}
+	return &Window{
+		cfg:      cfg,
+		epoch:    cfg.Epoch,
+		next:     cfg.Epoch,
+		limit:    int(min(cfg.Pool, initialCongestion)),
+		limitMax: int(min(cfg.Pool, maxCongestion)),
+		cut:      math.MinInt64,
+		rtt:      newRTT(),
+	}
+}
 
 // Begin starts the next round with the given number of chunks (at least 1). The round before must be Done.
 // It returns the round's number and the epoch that the round runs under.
 func (w *Window) Begin(now time.Duration, chunks uint32) (round uint32, epoch uint16) {
-	panic("not written")
+	if chunks == 0 || !w.Done() {
+		panic(fmt.Sprintf("agg: begin round: %d chunks while %d of round %d are unfinished", chunks, w.left, w.round))
+	}
+	if w.begun {
+		w.round++
+		w.base += uint32(len(w.chunks))
+	}
+	w.begun = true
+	w.epoch = w.next
+	if cap(w.chunks) < int(chunks) {
+		w.chunks = make([]chunk, chunks)
+	}
+	w.chunks = w.chunks[:chunks]
+	clear(w.chunks)
+	w.first, w.left, w.flight = 0, int(chunks), 0
+	w.ready.reset()
+	w.lost.reset()
+	w.timers.reset()
+	w.polls.reset()
+	// Every chunk of the round before has its RESULT, so the first Pool chunks are ready.
+	for c := range min(chunks, w.cfg.Pool) {
+		w.ready.push(c)
+	}
+	w.nextPoll = now
+	return w.round, w.epoch
 }
 
 // Send is one transmission that the window asks for.
@@ -37,36 +142,260 @@ type Send struct {
 
 // Next returns the next transmission that is due at time now, or false when nothing is. Every true return counts as
 // sent: the caller must send it. Resends come before new chunks.
-func (w *Window) Next(now time.Duration) (Send, bool) { panic("not written") }
+func (w *Window) Next(now time.Duration) (Send, bool) {
+	for {
+		c, ok := w.timers.due(now, w.chunks, inFlight)
+		if !ok {
+			break
+		}
+		w.timeout(now, c)
+	}
+	if w.flight < w.limit {
+		for {
+			c, ok := w.lost.pop()
+			if !ok {
+				break
+			}
+			if w.chunks[c].state == timedOut { // else it was answered meanwhile
+				return w.fly(now, c), true
+			}
+		}
+	}
+	if now >= w.nextPoll {
+		if c, ok := w.polls.due(now, w.chunks, delivered); ok {
+			return w.poll(now, c), true
+		}
+	}
+	if w.flight < w.limit {
+		if c, ok := w.ready.pop(); ok {
+			return w.fly(now, c), true
+		}
+	}
+	return Send{}, false
+}
+
+// timeout takes chunk i out of flight. All that was in flight when the limit was halved belongs to one loss event.
+func (w *Window) timeout(now time.Duration, i uint32) {
+	c := &w.chunks[i]
+	c.state = timedOut
+	w.flight--
+	w.lost.push(i)
+	if c.sent >= w.cut {
+		w.undo = w.limit
+		w.limit = max(1, w.limit/2)
+		w.delivered = 0
+		w.cut = now
+		w.rtt.backOff()
+	}
+}
+
+// fly puts chunk i in flight.
+func (w *Window) fly(now time.Duration, i uint32) Send {
+	c := &w.chunks[i]
+	c.state = inFlight
+	c.due = now + w.rtt.timeout()
+	w.flight++
+	w.timers.add(c.due, i)
+	return w.send(now, i)
+}
+
+// poll asks for a delivered chunk again.
+func (w *Window) poll(now time.Duration, i uint32) Send {
+	c := &w.chunks[i]
+	c.polls = inc(c.polls)
+	w.nextPoll = now + pollGap
+	w.schedulePoll(now, i)
+	return w.send(now, i)
+}
+
+func (w *Window) schedulePoll(now time.Duration, i uint32) {
+	c := &w.chunks[i]
+	interval := max(pollMin, w.rtt.timeout()) << min(c.polls, 8)
+	c.due = now + min(interval, pollMax)
+	w.polls.add(c.due, i)
+}
+
+func (w *Window) send(now time.Duration, i uint32) Send {
+	c := &w.chunks[i]
+	s := Send{Chunk: i, Seq: w.base + i, Resend: c.sends > 0}
+	c.sent = now
+	c.sends = inc(c.sends)
+	w.stats.Sent++
+	if s.Resend {
+		w.stats.Resends++
+	}
+	return s
+}
+
+// inc counts up to the end of its range.
+func inc(n uint8) uint8 {
+	if n < math.MaxUint8 {
+		n++
+	}
+	return n
+}
 
 // Event says what an answer meant.
 type Event uint8
 
 const (
-	// EventNone: an answer that changes nothing (old, repeated, for another worker, job or round).
+	// EventNone: an answer that changes nothing for the caller (old, repeated, for another worker, job or round).
 	EventNone Event = iota
 	// EventResult: the first RESULT of this chunk of the round under way. The caller takes its lanes; it must have
-	// checked the tag before it called Handle.
+	// checked the tag and the shape before it called Handle.
 	EventResult
 	// EventDelivered: an ACK or WAIT told for the first time that the contribution is in.
 	EventDelivered
-	// EventRefused: a NACK for a chunk of the round under way that is still unanswered; its reason is in the header.
+	// EventRefused: a NACK for a chunk of the round under way that has no RESULT yet; its reason is in the header.
 	EventRefused
 )
 
-// Handle takes the header of an answer that arrived at time now.
-func (w *Window) Handle(now time.Duration, h *wire.Header) Event { panic("not written") }
+// String returns the event's name.
+func (e Event) String() string {
+	return [...]string{"none", "result", "delivered", "refused"}[e]
+}
+
+// Handle takes the header of an answer that arrived at time now. A RESULT counts by job, round and chunk, and only
+// with a full mask.
+func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
+	switch h.Type {
+	case wire.TypeResult:
+	case wire.TypeAck:
+		w.stats.Acks++
+	case wire.TypeWait:
+		w.stats.Waits++
+	case wire.TypeNack:
+		w.stats.Nacks++
+	default:
+		return EventNone
+	}
+	if !w.begun || h.Job != w.cfg.Job || h.Round != w.round || h.Chunk >= uint32(len(w.chunks)) {
+		return EventNone
+	}
+	c := &w.chunks[h.Chunk]
+	if c.state == unsent || c.state == finished {
+		return EventNone
+	}
+	mine := h.Contributors>>w.cfg.Rank&1 != 0
+	switch h.Type {
+	case wire.TypeResult:
+		if h.Contributors != w.cfg.Ranks {
+			return EventNone
+		}
+		w.stats.Results++
+		w.result(now, h)
+		return EventResult
+	case wire.TypeNack:
+		// A chunk that has no RESULT here cannot be stale at an aggregator that keeps the rules: the answer to another
+		// copy overtook this NACK, or is lost and a resend brings it.
+		if !mine || h.Reason == wire.ReasonStale {
+			return EventNone
+		}
+		return EventRefused
+	}
+	c.mask |= h.Contributors & w.cfg.Ranks
+	if !mine {
+		return EventNone
+	}
+	if h.Type == wire.TypeAck {
+		w.opened(h.Chunk)
+	}
+	if c.state == delivered {
+		return EventNone
+	}
+	w.sample(now, h, c)
+	w.landed(c)
+	c.state = delivered
+	w.schedulePoll(now, h.Chunk)
+	return EventDelivered
+}
+
+func (w *Window) result(now time.Duration, h *wire.Header) {
+	i, c := h.Chunk, &w.chunks[h.Chunk]
+	if c.state != delivered {
+		w.sample(now, h, c)
+		w.landed(c)
+	}
+	c.state = finished
+	c.mask = w.cfg.Ranks
+	w.left--
+	for int(w.first) < len(w.chunks) && w.chunks[w.first].state == finished {
+		w.first++
+	}
+	w.opened(i)
+	if i == 0 && h.NextEpoch != 0 && wire.SerialLess16(w.next, h.NextEpoch) {
+		w.next = h.NextEpoch
+	}
+}
+
+// opened notes that chunk i was answered, which makes the chunk Pool after it ready.
+func (w *Window) opened(i uint32) {
+	if w.chunks[i].open {
+		return
+	}
+	w.chunks[i].open = true
+	if n := uint64(i) + uint64(w.cfg.Pool); n < uint64(len(w.chunks)) {
+		w.ready.push(uint32(n))
+	}
+}
+
+// landed counts the delivery of a chunk that was in flight or timed out.
+func (w *Window) landed(c *chunk) {
+	if c.state == inFlight {
+		w.flight--
+	}
+	w.delivered++
+	if w.delivered >= w.limit && w.limit < w.limitMax {
+		w.delivered = 0
+		w.limit++
+	}
+}
+
+// sample learns from the first answer to chunk c.
+func (w *Window) sample(now time.Duration, h *wire.Header, c *chunk) {
+	switch {
+	case h.Type == wire.TypeWait && c.sends == 2:
+		// A WAIT answers a duplicate only. So both copies arrived, the timeout was one peer's slowness and not a loss,
+		// and the WAIT measures the second copy's way.
+		w.rtt.sample(now - c.sent)
+		w.limit = max(w.limit, w.undo)
+		w.undo = 0
+	case c.sends > 1:
+		// Which copy was answered is unknown (Karn).
+	case h.Type == wire.TypeResult && h.Rank != w.cfg.Rank:
+		// It waited for its last contributor, another one: no measure of the network, but the network works.
+		w.rtt.recover()
+	default:
+		w.rtt.sample(now - c.sent)
+	}
+}
 
 // Deadline returns the time at which Next must be asked again if nothing arrives before, or false when nothing is
-// outstanding.
-func (w *Window) Deadline() (time.Duration, bool) { panic("not written") }
+// outstanding. It is asked after Next returned false.
+func (w *Window) Deadline() (time.Duration, bool) {
+	t, ok := w.timers.first(w.chunks, inFlight)
+	if p, some := w.polls.first(w.chunks, delivered); some {
+		p = max(p, w.nextPoll)
+		if !ok || p < t {
+			t, ok = p, true
+		}
+	}
+	return t, ok
+}
 
 // Done reports whether every RESULT of the round under way has been taken.
-func (w *Window) Done() bool { panic("not written") }
+func (w *Window) Done() bool { return w.left == 0 }
 
 // Missing returns, for the round under way, the ranks that any unfinished chunk is known to wait for (from WAIT and
 // ACK masks; 0 when no aggregator has said anything), the first unfinished chunk and the number of unfinished chunks.
-func (w *Window) Missing() (ranks uint64, first uint32, chunks int) { panic("not written") }
+func (w *Window) Missing() (ranks uint64, first uint32, chunks int) {
+	for _, c := range w.chunks[w.first:] {
+		if c.state != finished && c.mask != 0 {
+			ranks |= w.cfg.Ranks &^ c.mask
+		}
+	}
+	return ranks, w.first, w.left
+}
 
 // Stats are a window's counts since its creation.
 type Stats struct {
@@ -79,4 +408,4 @@ type Stats struct {
 }
 
 // Stats returns the counts so far.
-func (w *Window) Stats() Stats { panic("not written") }
+func (w *Window) Stats() Stats { return w.stats }

@@ -1,0 +1,45 @@
+package agg
+
+import "time"
+
+const (
+	rtoInitial = 100 * time.Millisecond
+	rtoMin     = 10 * time.Millisecond
+	rtoMax     = time.Second
+)
+
+// rtt estimates the retransmission timeout of RFC 6298 from samples of the round-trip time.
+type rtt struct {
+	srtt, variance time.Duration
+	rto            time.Duration // without back-off
+	backoff        uint8         // doublings since the network last showed that it works
+	sampled        bool
+}
+
+func newRTT() rtt { return rtt{rto: rtoInitial} }
+
+// sample takes the round-trip time of a packet of which only one transmission can have been answered.
+func (e *rtt) sample(r time.Duration) {
+	if !e.sampled {
+		e.sampled = true
+		e.srtt, e.variance = r, r/2
+	} else {
+		e.variance += ((e.srtt - r).Abs() - e.variance) / 4
+		e.srtt += (r - e.srtt) / 8
+	}
+	e.rto = min(max(e.srtt+4*e.variance, rtoMin), rtoMax)
+	e.recover()
+}
+
+// recover ends the back-off: a first transmission was answered.
+func (e *rtt) recover() { e.backoff = 0 }
+
+// backOff doubles the timeout.
+func (e *rtt) backOff() {
+	if e.timeout() < rtoMax {
+		e.backoff++
+	}
+}
+
+// timeout returns the time after which a packet counts as lost.
+func (e *rtt) timeout() time.Duration { return min(e.rto<<e.backoff, rtoMax) }
