@@ -1,0 +1,213 @@
+package xdp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"net"
+	"net/netip"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"xagg/api"
+	"xagg/wire"
+)
+
+// Agent is the gRPC service through which a controller uses a server: it leases slots to jobs and installs their
+// plans in a [Store]. It keeps the books; the store does as it is told.
+type Agent struct {
+	api.UnimplementedAgentServer
+	name, iface string
+
+	mu     sync.Mutex
+	store  Store
+	leases *leases
+	epochs map[uint16]map[uint16]bool // installed epochs by job; a job has a lease if and only if it has an entry
+}
+
+// NewAgent returns an agent for the store. Name and iface are what Info says of the server; iface is empty where there
+// is no interface.
+func NewAgent(name, iface string, store Store) *Agent {
+	return &Agent{
+		name: name, iface: iface, store: store,
+		leases: newLeases(store.Slots()), epochs: make(map[uint16]map[uint16]bool),
+	}
+}
+
+// Info implements [api.AgentServer].
+func (a *Agent) Info(context.Context, *api.InfoRequest) (*api.ServerInfo, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return &api.ServerInfo{
+		Name: a.name, Interface: a.iface, Mode: a.store.Mode(),
+		MemoryBytes: uint64(a.store.Slots()) * SlotSize,
+		Slots:       a.store.Slots(), SlotsFree: a.leases.free(),
+	}, nil
+}
+
+// Install implements [api.AgentServer]. Installing a plan again replaces it; all plans of a job have the same lease.
+func (a *Agent) Install(_ context.Context, req *api.ServerPlan) (*api.InstallReply, error) {
+	plan, err := planOf(req)
+	if err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	lease, leased := a.leases.byJob[plan.Job]
+	switch {
+	case !leased:
+		if lease, err = a.leases.grant(plan.Job, plan.Lease.Chunks, plan.Lease.Rounds); err != nil {
+			return nil, status.Error(codes.ResourceExhausted, err.Error())
+		}
+		if err = a.store.ResetRanks(lease.Index); err != nil {
+			a.leases.release(plan.Job)
+			return nil, status.Errorf(codes.Internal, "reset statistics: %v", err)
+		}
+	case lease.Chunks != plan.Lease.Chunks:
+		return nil, invalid("chunks", "is %d, but the lease of job %d has %d; remove the job's plans first",
+			plan.Lease.Chunks, plan.Job, lease.Chunks)
+	case lease.Rounds != plan.Lease.Rounds:
+		return nil, invalid("rounds", "is %d, but the lease of job %d has %d; remove the job's plans first",
+			plan.Lease.Rounds, plan.Job, lease.Rounds)
+	}
+	plan.Lease = lease
+	if err := a.store.Install(plan); err != nil {
+		if !leased {
+			a.leases.release(plan.Job)
+		}
+		code := codes.Internal
+		if errors.Is(err, ErrNoPlanRoom) {
+			code = codes.ResourceExhausted
+		}
+		return nil, status.Error(code, err.Error())
+	}
+	if !leased {
+		a.epochs[plan.Job] = make(map[uint16]bool)
+	}
+	a.epochs[plan.Job][plan.Epoch] = true
+	return &api.InstallReply{Base: lease.Base}, nil
+}
+
+// Arm implements [api.AgentServer]. It answers NOT_FOUND when the plan is not installed.
+func (a *Agent) Arm(_ context.Context, req *api.ArmRequest) (*api.ArmReply, error) {
+	job, epoch, err := planKeyOf(req.Job, req.Epoch)
+	if err != nil {
+		return nil, err
+	}
+	if req.NextEpoch > math.MaxUint16 {
+		return nil, invalid("next_epoch", "is %d, want 0..65535", req.NextEpoch)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch err := a.store.Arm(job, epoch, uint16(req.NextEpoch)); {
+	case errors.Is(err, ErrNoPlan):
+		return nil, status.Errorf(codes.NotFound, "arm job %d epoch %d: %v", job, epoch, err)
+	case err != nil:
+		return nil, status.Errorf(codes.Internal, "arm job %d epoch %d: %v", job, epoch, err)
+	}
+	return &api.ArmReply{}, nil
+}
+
+// Remove implements [api.AgentServer]. A plan that is not there is removed already.
+func (a *Agent) Remove(_ context.Context, req *api.RemoveRequest) (*api.RemoveReply, error) {
+	job, epoch, err := planKeyOf(req.Job, req.Epoch)
+	if err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.epochs[job][epoch] {
+		return &api.RemoveReply{}, nil
+	}
+	if err := a.store.Remove(job, epoch); err != nil {
+		return nil, status.Errorf(codes.Internal, "remove job %d epoch %d: %v", job, epoch, err)
+	}
+	delete(a.epochs[job], epoch)
+	if len(a.epochs[job]) == 0 {
+		delete(a.epochs, job)
+		a.leases.release(job)
+	}
+	return &api.RemoveReply{}, nil
+}
+
+// Stats implements [api.AgentServer].
+func (a *Agent) Stats(_ context.Context, req *api.StatsRequest) (*api.StatsReply, error) {
+	if req.Job > math.MaxUint16 {
+		return nil, invalid("job", "is %d, want 0..65535", req.Job)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	counts, err := a.store.Reasons()
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "read reasons: %v", err)
+	}
+	reply := &api.StatsReply{Reasons: reasonMap(counts)}
+	for job, lease := range a.leases.byJob {
+		if req.Job != 0 && req.Job != uint32(job) {
+			continue
+		}
+		ranks, err := a.store.Ranks(lease.Index)
+		if err != nil {
+			return nil, status.Errorf(codes.Internal, "read statistics of job %d: %v", job, err)
+		}
+		for rank := range ranks {
+			if s := &ranks[rank]; s.Packets != 0 {
+				reply.Ranks = append(reply.Ranks, &api.RankStats{
+					Job: uint32(job), Rank: uint32(rank), Packets: s.Packets,
+					LagSumUs: s.LagSumUs, LagMaxUs: s.LagMaxUs, LagLog2: s.LagLog2[:],
+				})
+			}
+		}
+	}
+	return reply, nil
+}
+
+// invalid is the answer to a request with a bad field.
+func invalid(field, format string, args ...any) error {
+	return status.Errorf(codes.InvalidArgument, "%s: %s", field, fmt.Sprintf(format, args...))
+}
+
+func planKeyOf(job, epoch uint32) (uint16, uint16, error) {
+	if job == 0 || job > math.MaxUint16 {
+		return 0, 0, invalid("job", "is %d, want 1..65535", job)
+	}
+	if epoch == 0 || epoch > math.MaxUint16 {
+		return 0, 0, invalid("epoch", "is %d, want 1..65535", epoch)
+	}
+	return uint16(job), uint16(epoch), nil
+}
+
+// planOf checks a request. The lease of the plan it returns has only the size that is asked for.
+func planOf(req *api.ServerPlan) (plan Plan, err error) {
+	if plan.Job, plan.Epoch, err = planKeyOf(req.Job, req.Epoch); err != nil {
+		return plan, err
+	}
+	if plan.Ranks = req.Ranks; plan.Ranks == 0 {
+		return plan, invalid("ranks", "is empty, want a mask of 1 to %d ranks", wire.MaxRanks)
+	}
+	if req.Chunks == 0 {
+		return plan, invalid("chunks", "is 0, want at least 1")
+	}
+	// With fewer rounds a worker that is a round ahead would overwrite a result that another still lacks.
+	if req.Rounds < 2 || bits.OnesCount32(req.Rounds) != 1 {
+		return plan, invalid("rounds", "is %d, want a power of two, at least 2", req.Rounds)
+	}
+	plan.Lease = Lease{Chunks: req.Chunks, Rounds: req.Rounds}
+	if req.NextEpoch > math.MaxUint16 {
+		return plan, invalid("next_epoch", "is %d, want 0..65535", req.NextEpoch)
+	}
+	plan.NextEpoch = uint16(req.NextEpoch)
+	if plan.ServiceIP, err = netip.ParseAddr(req.ServiceIp); err != nil || !plan.ServiceIP.Is4() {
+		return plan, invalid("service_ip", "is %q, want an IPv4 address", req.ServiceIp)
+	}
+	mac, err := net.ParseMAC(req.ServiceMac)
+	if err != nil || len(mac) != 6 {
+		return plan, invalid("service_mac", "is %q, want an address like 02:78:61:00:ff:fe", req.ServiceMac)
+	}
+	plan.ServiceMAC = [6]byte(mac)
+	return plan, nil
+}

@@ -1,0 +1,47 @@
+package xdp
+
+import (
+	"errors"
+	"net/netip"
+
+	"xagg/wire"
+)
+
+// Plan is one epoch of a job on a server: plain comparable data, checked by the [Agent].
+type Plan struct {
+	Job, Epoch uint16
+	Ranks      uint64 // all ranks of the job: a chunk closes when they are all in
+	Lease      Lease
+	NextEpoch  uint16     // armed epoch, 0 = none
+	ServiceIP  netip.Addr // IPv4; where RESULTs go
+	ServiceMAC [6]byte
+}
+
+// ErrNoPlanRoom is returned by Install when a store holds as many plans as it can.
+var ErrNoPlanRoom = errors.New("no room for another plan")
+
+// ErrNoPlan is returned by Arm when the plan is not installed.
+var ErrNoPlan = errors.New("plan is not installed")
+
+// Store is the data plane as the [Agent] sees it. What it is asked for was checked: leases do not overlap and lie
+// within the slots. Its methods may be called from one goroutine at a time.
+type Store interface {
+	// Slots returns the number of slots of the arena.
+	Slots() uint32
+	// Mode returns "native", "generic" or "memory".
+	Mode() string
+	// Install adds a plan, or replaces the plan of the same job and epoch in one step. When it returns, every packet
+	// sees the plan.
+	Install(Plan) error
+	// Arm sets the epoch that RESULTs of chunk 0 announce from now on. [ErrNoPlan] when there is no such plan.
+	Arm(job, epoch, next uint16) error
+	// Remove takes a plan away, if it is there. When it returns, no packet is summed under it any more, so that its
+	// slots may be leased again.
+	Remove(job, epoch uint16) error
+	// Reasons returns the number of packets under each reason since the start.
+	Reasons() ([wire.NumReasons]uint64, error)
+	// Ranks returns the statistics of the ranks of the job with that index in [0, MaxJobs).
+	Ranks(index uint32) ([wire.MaxRanks]RankStats, error)
+	// ResetRanks zeroes them.
+	ResetRanks(index uint32) error
+}
