@@ -80,6 +80,9 @@ func Create(ctx context.Context, spec Spec) (*Lab, error) {
 func (l *Lab) build(ctx context.Context) error {
 	names := l.spec.spaces()
 	// Whatever has one of our names already is somebody else's: it must not get into the record.
+	if _, err := os.Lstat(l.dir); !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s exists and no record says whose it is (choose another id, or remove it)", l.dir)
+	}
 	for _, name := range names {
 		path := filepath.Join(mountDir, l.Namespace(name))
 		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {

@@ -41,6 +41,10 @@ func (l *Lab) connect(h Host) error {
 		if err := bridge.passXDP(bridgeDown); err != nil {
 			return err
 		}
+		// A veth that gets an XDP program turns GRO on by itself.
+		if err := bridge.noOffloads(bridgeDown); err != nil {
+			return err
+		}
 		sender, up = bridge, bridgeUp
 	} else if err := veth(sw, port, host, HostInterface, h.MAC); err != nil {
 		return err
