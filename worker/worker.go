@@ -1,0 +1,299 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/bits"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"xagg/agg"
+	"xagg/api"
+	"xagg/wire"
+	"xagg/worker/scale"
+)
+
+// DefaultTimeout is how long an all-reduce may take unless [WithTimeout] says otherwise.
+const DefaultTimeout = time.Minute
+
+// Config says which worker of which job this is.
+type Config struct {
+	Job  string // name
+	Rank int
+	// Link is closed by Worker.Close, or by Join when it fails.
+	Link Link
+	// Plan is what all ranks must agree on beside the protocol, in words: which tensors of which lengths they are going
+	// to reduce. The controller compares it and names the odd rank. It may be empty.
+	Plan string
+}
+
+// Option changes how a worker works.
+type Option func(*Worker)
+
+// WithTimeout sets how long an all-reduce may take, from its call to its last result.
+func WithTimeout(d time.Duration) Option { return func(w *Worker) { w.timeout = d } }
+
+// WithLogger sets where the worker logs to; the default is slog.Default().
+func WithLogger(log *slog.Logger) Option { return func(w *Worker) { w.log = log } }
+
+// WithObserver has f called after every round that has succeeded, before the all-reduce returns.
+func WithObserver(f func(Round)) Option { return func(w *Worker) { w.observe = f } }
+
+// Round is what an observer sees of a round: the integers that the network has summed.
+type Round struct {
+	Key      string
+	Number   uint32
+	Epoch    uint16
+	Scout    bool // carried no lanes: it only found the largest magnitude of a tensor without history
+	Modular  bool // integers were sent as they are
+	Exponent int8 // value = lane * 2^-exponent
+	Offset   int  // of the first lane in the tensor: long ones take several rounds
+	Sum      []int32
+	Mask     uint64 // contributors
+}
+
+// Worker takes part in a job. Its methods may be called from several goroutines; all-reduces are carried out one after
+// the other.
+type Worker struct {
+	rank    int
+	job     string
+	ready   *api.Ready
+	client  api.ControllerClient
+	link    Link
+	service string
+	timeout time.Duration
+	log     *slog.Logger
+	observe func(Round)
+
+	// ctx is the session: it ends, with its cause, when the worker leaves, fails or is told to stop, and so does the
+	// stream to the controller.
+	ctx    context.Context
+	end    context.CancelCauseFunc
+	stream sync.WaitGroup
+
+	mu        sync.Mutex // held by an all-reduce
+	start     time.Time  // origin of the window's time
+	round     round
+	maxChunks int
+	keys      map[string]*tensor
+	sum       []int32 // for the observer
+	batch     [][]byte
+	bufs      [][]byte
+	sizes     []int
+}
+
+// batchSize is the number of packets that one system call moves at most.
+const batchSize = 64
+
+// Join takes a worker's place in a job and waits until all ranks have taken theirs. ctx bounds that wait. It ends
+// early, with an error, when the job is removed or the ranks do not agree on what they are going to do.
+func Join(ctx context.Context, client api.ControllerClient, cfg Config, opts ...Option) (*Worker, error) {
+	w := &Worker{
+		rank:    cfg.Rank,
+		job:     cfg.Job,
+		client:  client,
+		link:    cfg.Link,
+		timeout: DefaultTimeout,
+		log:     slog.Default(),
+		start:   time.Now(),
+		keys:    map[string]*tensor{},
+		batch:   make([][]byte, 0, batchSize),
+		bufs:    make([][]byte, batchSize),
+		sizes:   make([]int, batchSize),
+	}
+	for i := range w.bufs {
+		w.bufs[i] = make([]byte, wire.MaxLen+1) // one more shows what is too long
+	}
+	for _, opt := range opts {
+		opt(w)
+	}
+	w.log = w.log.With("job", cfg.Job, "rank", cfg.Rank)
+	w.ctx, w.end = context.WithCancelCause(context.Background())
+	if err := w.join(ctx, cfg); err != nil {
+		w.end(err)
+		w.stream.Wait()
+		w.link.Close()
+		return nil, fmt.Errorf("join job %q as rank %d: %w", cfg.Job, cfg.Rank, err)
+	}
+	return w, nil
+}
+
+func (w *Worker) join(ctx context.Context, cfg Config) error {
+	if cfg.Rank < 0 || cfg.Rank >= wire.MaxRanks {
+		return fmt.Errorf("ranks are 0 to %d", wire.MaxRanks-1)
+	}
+	stop := context.AfterFunc(ctx, func() { w.end(context.Cause(ctx)) })
+	defer stop()
+	local := w.link.LocalAddr()
+	events, err := w.client.Join(w.ctx, &api.JoinRequest{
+		Job:     cfg.Job,
+		Rank:    uint32(cfg.Rank),
+		Ip:      local.Addr().String(),
+		UdpPort: uint32(local.Port()),
+		Digest:  digest(cfg.Plan),
+	})
+	if err != nil {
+		return w.cause(err)
+	}
+	event, err := events.Recv()
+	if err != nil {
+		return w.cause(err)
+	}
+	switch e := event.Event.(type) {
+	case *api.JoinEvent_Ready:
+		w.ready = e.Ready
+	case *api.JoinEvent_Abort:
+		return aborted(e.Abort)
+	default:
+		return fmt.Errorf("controller sent %T first, want ready or abort", e)
+	}
+	if err := w.setUp(); err != nil {
+		return fmt.Errorf("controller's ready event: %w", err)
+	}
+	if !stop() {
+		return context.Cause(ctx) // came in the last moment; the stream is ending
+	}
+	w.stream.Go(func() { w.listen(events) })
+	context.AfterFunc(w.ctx, w.link.Wake)
+	return nil
+}
+
+// digest is what all ranks must agree on.
+func digest(plan string) string {
+	return fmt.Sprintf("xagg/%d lanes=%d margin=%d %s", wire.Version, wire.MaxLanes, scale.Margin, plan)
+}
+
+// cause prefers the reason for which the session has ended to the error that a call returned because of that.
+func (w *Worker) cause(err error) error {
+	if w.ctx.Err() != nil {
+		return context.Cause(w.ctx)
+	}
+	return err
+}
+
+// setUp checks the controller's ready event and makes everything that depends on it.
+func (w *Worker) setUp() error {
+	r := w.ready
+	switch {
+	case r.Job == 0 || r.Job > 0xffff:
+		return fmt.Errorf("job id %d, want 1..65535", r.Job)
+	case r.Epoch == 0 || r.Epoch > 0xffff:
+		return fmt.Errorf("epoch %d, want 1..65535", r.Epoch)
+	case r.Ranks <= uint32(w.rank) || r.Ranks > wire.MaxRanks:
+		return fmt.Errorf("%d ranks, want 1..%d and more than this one's %d", r.Ranks, wire.MaxRanks, w.rank)
+	case bits.OnesCount32(r.Pool) != 1:
+		return fmt.Errorf("pool of %d slots, want a power of two", r.Pool)
+	case r.MaxChunks == 0 || r.MaxChunks > 1<<24:
+		return fmt.Errorf("at most %d chunks in a round, want 1..%d", r.MaxChunks, 1<<24)
+	}
+	ip, err := netip.ParseAddr(r.ServiceIp)
+	if err != nil || !ip.Is4() {
+		return fmt.Errorf("service address %q, want IPv4", r.ServiceIp)
+	}
+	mac, err := net.ParseMAC(r.ServiceMac)
+	if err != nil || len(mac) != 6 {
+		return fmt.Errorf("service MAC %q, want 6 bytes", r.ServiceMac)
+	}
+	w.service = netip.AddrPortFrom(ip, wire.Port).String()
+	if err := w.link.Connect(wire.Addr{MAC: [6]byte(mac), IP: ip.As4(), Port: wire.Port}); err != nil {
+		return err
+	}
+	w.maxChunks = int(r.MaxChunks)
+	all := ^uint64(0) >> (64 - r.Ranks)
+	w.round = round{
+		window: agg.NewWindow(agg.WindowConfig{
+			Job:   uint16(r.Job),
+			Epoch: uint16(r.Epoch),
+			Rank:  uint8(w.rank),
+			Ranks: all,
+			Pool:  r.Pool,
+		}),
+		ranks: all,
+		limit: scale.Limit(int(r.Ranks)),
+		header: wire.Header{
+			Type:         wire.TypeGrad,
+			Job:          uint16(r.Job),
+			Rank:         uint8(w.rank),
+			Contributors: 1 << w.rank,
+		},
+	}
+	return nil
+}
+
+// listen waits for the controller to end the job.
+func (w *Worker) listen(events interface {
+	Recv() (*api.JoinEvent, error)
+}) {
+	for {
+		event, err := events.Recv()
+		switch {
+		case w.ctx.Err() != nil:
+			return
+		case err != nil:
+			// A controller that restarts does no harm to a running job. If it does not come back, Leave says so.
+			if errors.Is(err, io.EOF) {
+				err = errors.New("the controller closed the stream")
+			}
+			w.log.Warn("lost the controller; going on without it", "err", err)
+			return
+		case event.GetAbort() != nil:
+			w.end(aborted(event.GetAbort()))
+			return
+		}
+	}
+}
+
+func aborted(a *api.Abort) *AbortError {
+	e := &AbortError{Reason: a.Reason}
+	for _, r := range a.Ranks {
+		e.Ranks = append(e.Ranks, int(r))
+	}
+	return e
+}
+
+// Rank returns the worker's rank.
+func (w *Worker) Rank() int { return w.rank }
+
+// Ranks returns the number of the job's workers.
+func (w *Worker) Ranks() int { return int(w.ready.Ranks) }
+
+// Leave says that this worker has finished its last all-reduce, and waits until all have: until then the job, and what
+// the others may still ask of it, stays. It waits for an all-reduce under way.
+func (w *Worker) Leave(ctx context.Context) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ctx.Err() != nil {
+		return w.ended()
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(w.ctx, cancel)()
+	if _, err := w.client.Leave(ctx, &api.LeaveRequest{Job: w.job, Rank: uint32(w.rank)}); err != nil {
+		return fmt.Errorf("leave job %q as rank %d: %w", w.job, w.rank, w.cause(err))
+	}
+	w.end(ErrLeft)
+	return nil
+}
+
+// ended says why the session is over.
+func (w *Worker) ended() error {
+	err := context.Cause(w.ctx)
+	if _, ok := errors.AsType[*AbortError](err); ok || err == ErrLeft {
+		return err
+	}
+	return fmt.Errorf("job %q ended before: %w", w.job, err)
+}
+
+// Close frees all that the worker holds. Without a Leave before it the job ends for all its workers.
+func (w *Worker) Close() error {
+	w.end(ErrLeft)
+	w.stream.Wait()
+	w.mu.Lock() // an all-reduce under way ends first
+	defer w.mu.Unlock()
+	return w.link.Close()
+}
