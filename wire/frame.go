@@ -24,27 +24,26 @@ const (
 	protocolUDP   = 17
 )
 
-// Offsets in a frame of Ethernet, IPv4 without options, UDP.
+// Offsets in an Ethernet frame, and in an IPv4 packet without options that carries UDP.
 const (
 	offDstMAC    = 0
 	offSrcMAC    = 6
 	offEtherType = 12
 
-	offIPv4     = ethernetLen
-	offTotalLen = offIPv4 + 2
-	offID       = offIPv4 + 4
-	offFragment = offIPv4 + 6
-	offTTL      = offIPv4 + 8
-	offProtocol = offIPv4 + 9
-	offIPv4Sum  = offIPv4 + 10
-	offSrcIP    = offIPv4 + 12
-	offDstIP    = offIPv4 + 16
-
-	offUDP     = offIPv4 + ipv4Len
-	offSrcPort = offUDP
-	offDstPort = offUDP + 2
-	offUDPLen  = offUDP + 4
-	offUDPSum  = offUDP + 6
+	offTotalLen = 2
+	offID       = 4
+	offFragment = 6
+	offTTL      = 8
+	offProtocol = 9
+	offIPv4Sum  = 10
+	offSrcIP    = 12
+	offDstIP    = 16
+	offUDP      = ipv4Len
+	offSrcPort  = offUDP
+	offDstPort  = offUDP + 2
+	offUDPLen   = offUDP + 4
+	offUDPSum   = offUDP + 6
+	udpPayload  = offUDP + udpLen
 )
 
 const (
@@ -117,49 +116,60 @@ func putHeaders(frame []byte, src, dst Addr, checksum bool) {
 	copy(frame[offSrcMAC:], src.MAC[:])
 	binary.BigEndian.PutUint16(frame[offEtherType:], etherTypeIPv4)
 
-	frame[offIPv4] = 4<<4 | ipv4Len/4
-	frame[offIPv4+1] = 0
-	binary.BigEndian.PutUint16(frame[offTotalLen:], uint16(len(frame)-ethernetLen))
-	binary.BigEndian.PutUint16(frame[offID:], 0)
-	binary.BigEndian.PutUint16(frame[offFragment:], flagDontFragment)
-	frame[offTTL] = defaultTTL
-	frame[offProtocol] = protocolUDP
-	binary.BigEndian.PutUint16(frame[offIPv4Sum:], 0)
-	copy(frame[offSrcIP:], src.IP[:])
-	copy(frame[offDstIP:], dst.IP[:])
-	binary.BigEndian.PutUint16(frame[offIPv4Sum:], ^fold(onesSum(frame[offIPv4:offUDP], 0)))
+	ip := frame[ethernetLen:]
+	ip[0], ip[1] = 4<<4|ipv4Len/4, 0
+	binary.BigEndian.PutUint16(ip[offTotalLen:], uint16(len(ip)))
+	binary.BigEndian.PutUint16(ip[offID:], 0)
+	binary.BigEndian.PutUint16(ip[offFragment:], flagDontFragment)
+	ip[offTTL], ip[offProtocol] = defaultTTL, protocolUDP
+	binary.BigEndian.PutUint16(ip[offIPv4Sum:], 0)
+	copy(ip[offSrcIP:], src.IP[:])
+	copy(ip[offDstIP:], dst.IP[:])
+	binary.BigEndian.PutUint16(ip[offIPv4Sum:], ^fold(onesSum(ip[:ipv4Len], 0)))
 
-	binary.BigEndian.PutUint16(frame[offSrcPort:], src.Port)
-	binary.BigEndian.PutUint16(frame[offDstPort:], dst.Port)
-	binary.BigEndian.PutUint16(frame[offUDPLen:], uint16(len(frame)-offUDP))
-	binary.BigEndian.PutUint16(frame[offUDPSum:], 0)
+	binary.BigEndian.PutUint16(ip[offSrcPort:], src.Port)
+	binary.BigEndian.PutUint16(ip[offDstPort:], dst.Port)
+	binary.BigEndian.PutUint16(ip[offUDPLen:], uint16(len(ip)-offUDP))
+	binary.BigEndian.PutUint16(ip[offUDPSum:], 0)
 	if checksum {
-		sum := ^fold(udpSum(frame))
+		sum := ^fold(udpSum(ip))
 		if sum == 0 {
 			sum = 0xffff // 0 says that there is none (RFC 768)
 		}
-		binary.BigEndian.PutUint16(frame[offUDPSum:], sum)
+		binary.BigEndian.PutUint16(ip[offUDPSum:], sum)
 	}
 }
 
 // ParseFrame reads a whole Ethernet frame and its packet, and makes the checks of form that every aggregator makes,
 // in the order of docs/protocol.md: short, length, version, type, checksum (0 = none is accepted for UDP). Frames of
-// other protocols are [ErrNotXAgg]; for the other errors [ReasonOf] names the reason. The addresses are set whenever
-// the frame is long enough to have them. It allocates only when it fails for another reason than ErrNotXAgg.
+// other protocols are [ErrNotXAgg]; for the other errors [ReasonOf] names the reason. The addresses are set as far as
+// the frame has them. It allocates only when it fails for another reason than ErrNotXAgg.
 func ParseFrame(b []byte, p *Packet) (src, dst Addr, err error) {
+	ip, err := etherPayload(b)
+	if err != nil {
+		return src, dst, err
+	}
+	src, dst, err = ParseIPv4(ip, p)
+	src.MAC, dst.MAC = [6]byte(b[offSrcMAC:]), [6]byte(b[offDstMAC:])
+	return src, dst, err
+}
+
+// ParseIPv4 is [ParseFrame] without the Ethernet header: b begins with the IPv4 header and the addresses have no MAC.
+// Captures of other link types need it.
+func ParseIPv4(b []byte, p *Packet) (src, dst Addr, err error) {
 	if src, dst, err = parseAddrs(b); err != nil {
 		return src, dst, err
 	}
 	if src.Port != Port && dst.Port != Port {
 		return src, dst, errPort
 	}
-	if len(b) < MinFrameLen {
-		return src, dst, fmt.Errorf("%w: frame of %d bytes, want at least %d", ErrShort, len(b), MinFrameLen)
+	if len(b) < udpPayload+HeaderLen {
+		return src, dst, fmt.Errorf("%w: IPv4 packet of %d bytes, want at least %d", ErrShort, len(b), udpPayload+HeaderLen)
 	}
 	if err = checkLengths(b); err != nil {
 		return src, dst, err
 	}
-	if err = p.Decode(b[FrameOverhead:]); err != nil {
+	if err = p.Decode(b[udpPayload:]); err != nil {
 		return src, dst, err
 	}
 	return src, dst, checkSums(b)
@@ -168,72 +178,83 @@ func ParseFrame(b []byte, p *Packet) (src, dst Addr, err error) {
 // ParseUDP reads a whole Ethernet frame with IPv4 and UDP of any port and returns its payload, which is part of b.
 // Lengths and checksums are checked as [ParseFrame] does.
 func ParseUDP(b []byte) (src, dst Addr, payload []byte, err error) {
-	if src, dst, err = parseAddrs(b); err != nil {
+	ip, err := etherPayload(b)
+	if err != nil {
 		return src, dst, nil, err
 	}
-	if err = checkLengths(b); err != nil {
+	src, dst, err = parseAddrs(ip)
+	src.MAC, dst.MAC = [6]byte(b[offSrcMAC:]), [6]byte(b[offDstMAC:])
+	if err != nil {
 		return src, dst, nil, err
 	}
-	if err = checkSums(b); err != nil {
+	if err = checkLengths(ip); err != nil {
 		return src, dst, nil, err
 	}
-	return src, dst, b[FrameOverhead:], nil
+	if err = checkSums(ip); err != nil {
+		return src, dst, nil, err
+	}
+	return src, dst, ip[udpPayload:], nil
 }
 
-// parseAddrs reads the addresses of an IPv4 and UDP frame.
-func parseAddrs(b []byte) (src, dst Addr, err error) {
+// etherPayload returns what follows the Ethernet header of a frame with IPv4.
+func etherPayload(b []byte) ([]byte, error) {
 	if len(b) < ethernetLen {
-		return src, dst, fmt.Errorf("%w: frame of %d bytes", ErrShort, len(b))
+		return nil, fmt.Errorf("%w: frame of %d bytes", ErrShort, len(b))
 	}
 	if binary.BigEndian.Uint16(b[offEtherType:]) != etherTypeIPv4 {
-		return src, dst, errEtherType
+		return nil, errEtherType
 	}
-	if len(b) < ethernetLen+ipv4Len {
-		return src, dst, fmt.Errorf("%w: frame of %d bytes ends in its IPv4 header", ErrShort, len(b))
+	return b[ethernetLen:], nil
+}
+
+// parseAddrs reads the addresses of an IPv4 packet with UDP.
+func parseAddrs(ip []byte) (src, dst Addr, err error) {
+	if len(ip) < ipv4Len {
+		return src, dst, fmt.Errorf("%w: %d bytes of an IPv4 header", ErrShort, len(ip))
 	}
 	switch {
-	case b[offIPv4]>>4 != 4:
+	case ip[0]>>4 != 4:
 		return src, dst, errEtherType
-	case b[offIPv4]&0xf != ipv4Len/4:
+	case ip[0]&0xf != ipv4Len/4:
 		return src, dst, errOptions
-	case binary.BigEndian.Uint16(b[offFragment:])&fragmentBits != 0:
+	case binary.BigEndian.Uint16(ip[offFragment:])&fragmentBits != 0:
 		return src, dst, errFragment
-	case b[offProtocol] != protocolUDP:
+	case ip[offProtocol] != protocolUDP:
 		return src, dst, errProtocol
 	}
-	if len(b) < FrameOverhead {
-		return src, dst, fmt.Errorf("%w: frame of %d bytes ends in its UDP header", ErrShort, len(b))
+	if len(ip) < udpPayload {
+		return src, dst, fmt.Errorf("%w: %d bytes of a UDP header", ErrShort, len(ip)-offUDP)
 	}
-	src = Addr{[6]byte(b[offSrcMAC:]), [4]byte(b[offSrcIP:]), binary.BigEndian.Uint16(b[offSrcPort:])}
-	dst = Addr{[6]byte(b[offDstMAC:]), [4]byte(b[offDstIP:]), binary.BigEndian.Uint16(b[offDstPort:])}
+	src.IP, src.Port = [4]byte(ip[offSrcIP:]), binary.BigEndian.Uint16(ip[offSrcPort:])
+	dst.IP, dst.Port = [4]byte(ip[offDstIP:]), binary.BigEndian.Uint16(ip[offDstPort:])
 	return src, dst, nil
 }
 
-// checkLengths checks that the frame ends where IPv4 and UDP say; the payload's own length is Decode's.
-func checkLengths(b []byte) error {
-	ip := int(binary.BigEndian.Uint16(b[offTotalLen:]))
-	udp := int(binary.BigEndian.Uint16(b[offUDPLen:]))
-	if len(b) != ethernetLen+ip || ip != ipv4Len+udp {
-		return fmt.Errorf("%w: frame of %d bytes, IPv4 %d, UDP %d", ErrLength, len(b), ip, udp)
+// checkLengths checks that the packet ends where IPv4 and UDP say; the payload's own length is Decode's.
+func checkLengths(ip []byte) error {
+	total := int(binary.BigEndian.Uint16(ip[offTotalLen:]))
+	udp := int(binary.BigEndian.Uint16(ip[offUDPLen:]))
+	if len(ip) != total || total != ipv4Len+udp {
+		return fmt.Errorf("%w: %d bytes, IPv4 says %d, UDP %d", ErrLength, len(ip), total, udp)
 	}
 	return nil
 }
 
-func checkSums(b []byte) error {
-	if fold(onesSum(b[offIPv4:offUDP], 0)) != 0xffff {
+func checkSums(ip []byte) error {
+	if fold(onesSum(ip[:ipv4Len], 0)) != 0xffff {
 		return fmt.Errorf("%w: IPv4 header", ErrChecksum)
 	}
-	if binary.BigEndian.Uint16(b[offUDPSum:]) != 0 && fold(udpSum(b)) != 0xffff {
+	if binary.BigEndian.Uint16(ip[offUDPSum:]) != 0 && fold(udpSum(ip)) != 0xffff {
 		return fmt.Errorf("%w: UDP", ErrChecksum)
 	}
 	return nil
 }
 
-// udpSum is the unfolded sum over the pseudo header and the UDP packet.
-func udpSum(frame []byte) uint64 {
+// udpSum is the unfolded sum over the pseudo header and the UDP packet in ip.
+func udpSum(ip []byte) uint64 {
 	// The words of the pseudo header, in the byte order that onesSum works in.
-	pseudo := uint64(bits.ReverseBytes16(protocolUDP)) + uint64(binary.LittleEndian.Uint16(frame[offUDPLen:]))
-	return onesSum(frame[offSrcIP:], pseudo) // addresses, UDP header and payload lie in one piece
+	pseudo := uint64(bits.ReverseBytes16(protocolUDP)) + uint64(binary.LittleEndian.Uint16(ip[offUDPLen:]))
+	return onesSum(ip[offSrcIP:], pseudo) // addresses, UDP header and payload lie in one piece
 }
 
 // onesSum adds b to sum in one's complement arithmetic, in little-endian order: the sum's byte order does not matter

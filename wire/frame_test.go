@@ -33,7 +33,7 @@ func TestGoldenFrame(t *testing.T) {
 	}
 
 	without := AppendFrame(nil, workerAddr(5), serviceAddr, goldenPacket(), false)
-	if binary.BigEndian.Uint16(without[offUDPSum:]) != 0 {
+	if binary.BigEndian.Uint16(without[ethernetLen+offUDPSum:]) != 0 {
 		t.Error("checksum was not asked for but is there")
 	}
 	if _, _, err := ParseFrame(without, &p); err != nil {
@@ -65,8 +65,8 @@ func TestUDPPayloads(t *testing.T) {
 			if err != nil || s != src || d != dst || !bytes.Equal(got, payload) {
 				t.Fatalf("%s, %d bytes: %v to %v, %d bytes: %v", name, n, s, d, len(got), err)
 			}
-			if want := plainChecksum(frame); binary.BigEndian.Uint16(frame[offUDPSum:]) != want {
-				t.Fatalf("%s, %d bytes: checksum %#x, want %#x", name, n, frame[offUDPSum:offUDPSum+2], want)
+			if want := plainChecksum(frame); binary.BigEndian.Uint16(frame[ethernetLen+offUDPSum:]) != want {
+				t.Fatalf("%s, %d bytes: checksum %#x, want %#x", name, n, frame[ethernetLen+offUDPSum:FrameOverhead], want)
 			}
 		}
 	}
@@ -74,9 +74,9 @@ func TestUDPPayloads(t *testing.T) {
 
 // plainChecksum is the UDP checksum as RFC 768 and RFC 1071 tell it, 16 bits at a time.
 func plainChecksum(frame []byte) uint16 {
-	b := append([]byte{}, frame[offSrcIP:offUDP]...)
-	b = append(b, 0, protocolUDP, frame[offUDPLen], frame[offUDPLen+1])
-	b = append(b, frame[offUDP:offUDPSum]...)
+	b := append([]byte{}, frame[ethernetLen+offSrcIP:ethernetLen+offUDP]...)
+	b = append(b, 0, protocolUDP, frame[ethernetLen+offUDPLen], frame[ethernetLen+offUDPLen+1])
+	b = append(b, frame[ethernetLen+offUDP:ethernetLen+offUDPSum]...)
 	b = append(b, 0, 0)
 	b = append(b, frame[FrameOverhead:]...)
 	if len(b)%2 != 0 {
@@ -97,9 +97,9 @@ func plainChecksum(frame []byte) uint16 {
 func TestZeroChecksumIsSentAsOnes(t *testing.T) {
 	payload := make([]byte, 2)
 	frame := AppendUDP(nil, workerAddr(0), serviceAddr, payload, true)
-	copy(payload, frame[offUDPSum:]) // adding the complement of the rest makes the sum all ones
+	copy(payload, frame[ethernetLen+offUDPSum:]) // adding the complement of the rest makes the sum all ones
 	frame = AppendUDP(nil, workerAddr(0), serviceAddr, payload, true)
-	if got := binary.BigEndian.Uint16(frame[offUDPSum:]); got != 0xffff {
+	if got := binary.BigEndian.Uint16(frame[ethernetLen+offUDPSum:]); got != 0xffff {
 		t.Errorf("checksum %#x, want 0xffff", got)
 	}
 	if _, _, _, err := ParseUDP(frame); err != nil {
@@ -126,13 +126,13 @@ func TestParseFrameRefuses(t *testing.T) {
 		"ARP":                  {edit(offEtherType, 0x08, 0x06), ErrNotXAgg, ReasonRoute},
 		"IPv6":                 {edit(offEtherType, 0x86, 0xdd), ErrNotXAgg, ReasonRoute},
 		"VLAN":                 {edit(offEtherType, 0x81, 0x00), ErrNotXAgg, ReasonRoute},
-		"IP version 6":         {edit(offIPv4, 0x65), ErrNotXAgg, ReasonRoute},
-		"IP options":           {edit(offIPv4, 0x46), ErrNotXAgg, ReasonRoute},
-		"IP header of 16":      {edit(offIPv4, 0x44), ErrNotXAgg, ReasonRoute},
-		"first fragment":       {edit(offFragment, 0x20), ErrNotXAgg, ReasonRoute},
-		"last fragment":        {edit(offFragment, 0x00, 0x01), ErrNotXAgg, ReasonRoute},
-		"TCP":                  {edit(offProtocol, 6), ErrNotXAgg, ReasonRoute},
-		"other ports":          {edit(offDstPort, 0x4d, 0x95), ErrNotXAgg, ReasonRoute},
+		"IP version 6":         {edit(ethernetLen, 0x65), ErrNotXAgg, ReasonRoute},
+		"IP options":           {edit(ethernetLen, 0x46), ErrNotXAgg, ReasonRoute},
+		"IP header of 16":      {edit(ethernetLen, 0x44), ErrNotXAgg, ReasonRoute},
+		"first fragment":       {edit(ethernetLen+offFragment, 0x20), ErrNotXAgg, ReasonRoute},
+		"last fragment":        {edit(ethernetLen+offFragment, 0x00, 0x01), ErrNotXAgg, ReasonRoute},
+		"TCP":                  {edit(ethernetLen+offProtocol, 6), ErrNotXAgg, ReasonRoute},
+		"other ports":          {edit(ethernetLen+offDstPort, 0x4d, 0x95), ErrNotXAgg, ReasonRoute},
 		"empty":                {cut(0), ErrShort, ReasonShort},
 		"ends in Ethernet":     {cut(13), ErrShort, ReasonShort},
 		"ends in IPv4":         {cut(33), ErrShort, ReasonShort},
@@ -142,24 +142,24 @@ func TestParseFrameRefuses(t *testing.T) {
 		"ends in lanes":        {cut(MinFrameLen), ErrLength, ReasonLength},
 		"a byte less":          {cut(len(goldenFrame) - 1), ErrLength, ReasonLength},
 		"a byte more":          {func(f []byte) []byte { return append(f, 0) }, ErrLength, ReasonLength},
-		"IPv4 says less":       {add(offTotalLen, -1), ErrLength, ReasonLength},
-		"IPv4 says more":       {add(offTotalLen, 1), ErrLength, ReasonLength},
-		"UDP says less":        {add(offUDPLen, -256), ErrLength, ReasonLength},
-		"UDP says more":        {add(offUDPLen, 256), ErrLength, ReasonLength},
-		"UDP says nothing":     {edit(offUDPLen, 0, 0), ErrLength, ReasonLength},
+		"IPv4 says less":       {add(ethernetLen+offTotalLen, -1), ErrLength, ReasonLength},
+		"IPv4 says more":       {add(ethernetLen+offTotalLen, 1), ErrLength, ReasonLength},
+		"UDP says less":        {add(ethernetLen+offUDPLen, -256), ErrLength, ReasonLength},
+		"UDP says more":        {add(ethernetLen+offUDPLen, 256), ErrLength, ReasonLength},
+		"UDP says nothing":     {edit(ethernetLen+offUDPLen, 0, 0), ErrLength, ReasonLength},
 		"blocks":               {edit(FrameOverhead+OffBlocks, 2), ErrLength, ReasonLength},
 		"elems":                {edit(FrameOverhead+OffElems, 1), ErrElems, ReasonLength},
 		"reserved":             {edit(FrameOverhead+OffReserved+4, 1), ErrReserved, ReasonLength},
 		"version":              {edit(FrameOverhead, 0x21), ErrVersion, ReasonVersion},
 		"type":                 {edit(FrameOverhead, 0x1f), ErrType, ReasonType},
-		"IPv4 checksum":        {edit(offIPv4Sum, 0, 0), ErrChecksum, ReasonChecksum},
-		"TTL":                  {edit(offTTL, 63), ErrChecksum, ReasonChecksum},
-		"address":              {edit(offSrcIP, 11), ErrChecksum, ReasonChecksum},
-		"UDP checksum":         {edit(offUDPSum, 0x80, 0x0d), ErrChecksum, ReasonChecksum},
-		"source port":          {edit(offSrcPort, 1), ErrChecksum, ReasonChecksum},
+		"IPv4 checksum":        {edit(ethernetLen+offIPv4Sum, 0, 0), ErrChecksum, ReasonChecksum},
+		"TTL":                  {edit(ethernetLen+offTTL, 63), ErrChecksum, ReasonChecksum},
+		"address":              {edit(ethernetLen+offSrcIP, 11), ErrChecksum, ReasonChecksum},
+		"UDP checksum":         {edit(ethernetLen+offUDPSum, 0x80, 0x0d), ErrChecksum, ReasonChecksum},
+		"source port":          {edit(ethernetLen+offSrcPort, 1), ErrChecksum, ReasonChecksum},
 		"lane":                 {edit(FrameOverhead+HeaderLen, 0x80), ErrChecksum, ReasonChecksum},
 		"last byte":            {edit(len(goldenFrame)-1, 1), ErrChecksum, ReasonChecksum},
-		"length before others": {func(f []byte) []byte { f[FrameOverhead] = 0x2f; f[offTTL] = 0; return f[:200] }, ErrLength, ReasonLength},
+		"length before others": {func(f []byte) []byte { f[FrameOverhead] = 0x2f; f[ethernetLen+offTTL] = 0; return f[:200] }, ErrLength, ReasonLength},
 		"type before checksum": {edit(FrameOverhead, 0x10), ErrType, ReasonType},
 	} {
 		t.Run(name, func(t *testing.T) {

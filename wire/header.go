@@ -259,7 +259,7 @@ func DecodeHeader(b []byte, h *Header) error {
 		return fmt.Errorf("%w: %d bytes with %d blocks", ErrLength, len(b), h.Blocks)
 	}
 	// A packet with lanes has as many blocks as its valid lanes need. Short answers keep the chunk's elems.
-	if h.carriesLanes() && (h.Elems > MaxLanes || h.Blocks != BlocksFor(int(h.Elems))) {
+	if h.HasLanes() && (h.Elems > MaxLanes || h.Blocks != BlocksFor(int(h.Elems))) {
 		return fmt.Errorf("%w: %d lanes in %d blocks", ErrElems, h.Elems, h.Blocks)
 	}
 	// The last five bytes; the three before them are NextEpoch and Reason.
@@ -275,7 +275,8 @@ func DecodeHeader(b []byte, h *Header) error {
 	return nil
 }
 
-func (h *Header) carriesLanes() bool {
+// HasLanes reports whether packets of this type carry the chunk's lanes: GRAD, PARTIAL and RESULT do.
+func (h *Header) HasLanes() bool {
 	return h.Type == TypeGrad || h.Type == TypePartial || h.Type == TypeResult
 }
 

@@ -246,7 +246,7 @@ func FuzzDecode(f *testing.F) {
 		if err := q.Decode(out); err != nil || q != p {
 			t.Fatalf("second decode: %v", err)
 		}
-		if p.carriesLanes() {
+		if p.HasLanes() {
 			p.TagOK()
 			if p.Type == TypeGrad && p.Rank < MaxRanks {
 				p.Contributors = 1 << p.Rank
