@@ -327,7 +327,7 @@ type AgentClient interface {
 	// Arm sets the epoch that RESULTs of chunk 0 announce.
 	Arm(ctx context.Context, in *ArmRequest, opts ...grpc.CallOption) (*ArmReply, error)
 	// Remove takes a plan away, and the job's lease with its last plan. Job 0 stands for every plan of every job: what a
-	// controller begins with. NOT_FOUND when there is no such plan.
+	// controller begins with. A plan that is not there is removed already.
 	Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveReply, error)
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsReply, error)
 }
@@ -403,7 +403,7 @@ type AgentServer interface {
 	// Arm sets the epoch that RESULTs of chunk 0 announce.
 	Arm(context.Context, *ArmRequest) (*ArmReply, error)
 	// Remove takes a plan away, and the job's lease with its last plan. Job 0 stands for every plan of every job: what a
-	// controller begins with. NOT_FOUND when there is no such plan.
+	// controller begins with. A plan that is not there is removed already.
 	Remove(context.Context, *RemoveRequest) (*RemoveReply, error)
 	Stats(context.Context, *StatsRequest) (*StatsReply, error)
 	mustEmbedUnimplementedAgentServer()

@@ -1,0 +1,222 @@
+package controller
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"xagg/controller/p4rt"
+	"xagg/policy"
+	"xagg/wire"
+)
+
+const (
+	// floodGroup is the multicast group of all ports, for ARP requests.
+	floodGroup = 1
+	// serverRounds is the depth of a server lease in rounds: at least twice the rounds that a job may have under way,
+	// which is one (docs/protocol.md, "Server slots").
+	serverRounds = 2
+	// firstEpoch is the epoch of a job's first plan; 0 means none.
+	firstEpoch = 1
+)
+
+// intent is everything that is wanted: the configuration and the jobs. It is the only truth about the switch and the
+// servers. It knows no clock and no device; its methods change it or refuse, and never half of either.
+type intent struct {
+	cfg    *Config
+	slots  int // of the switch
+	sizes  map[string]int
+	nextID uint16 // the id that the next job gets unless a live job has it
+	jobs   map[string]*job
+}
+
+// job is one incarnation of a job.
+type job struct {
+	spec     JobSpec
+	id       uint16
+	epoch    uint16
+	decision policy.Decision
+	lease    span     // of switch slots, policy.SlotsPerPool * pool of them, for both halves
+	rids     span     // egress_rid of rank r is rids.base + r
+	groups   span     // multicast groups: all ranks, then the cohort
+	members  []member // by rank; nil until all ranks have joined
+}
+
+// member is where a rank is: its host, and the UDP port that it receives at.
+type member struct {
+	host    Host
+	udpPort uint16
+}
+
+// chunks returns the number of chunks of the job's largest vector.
+func (j *job) chunks() uint32 {
+	return (j.spec.MaxElems-1)/wire.MaxLanes + 1
+}
+
+// ranks returns the mask of all ranks.
+func (j *job) ranks() uint64 { return 1<<uint(j.spec.Ranks) - 1 }
+
+// half returns the first slot of the epoch's half of the lease.
+func (j *job) half() int {
+	return j.lease.base + int(j.epoch%2)*2*j.decision.Pool
+}
+
+func (j *job) groupAll() int    { return j.groups.base }
+func (j *job) groupCohort() int { return j.groups.base + 1 }
+
+// span is a range of numbers: base, base+1, ... of them size.
+type span struct{ base, size int }
+
+// firstFit returns the lowest span of the given size within [lo, hi) that overlaps none of those taken.
+func firstFit(taken []span, lo, hi, size int) (span, bool) {
+	taken = slices.Clone(taken)
+	slices.SortFunc(taken, func(a, b span) int { return cmp.Compare(a.base, b.base) })
+	for _, t := range taken {
+		if lo+size <= t.base {
+			break
+		}
+		lo = max(lo, t.base+t.size)
+	}
+	return span{lo, size}, lo+size <= hi
+}
+
+// sorted returns the jobs by name.
+func (in *intent) sorted() []*job {
+	return slices.SortedFunc(maps.Values(in.jobs), func(a, b *job) int { return cmp.Compare(a.spec.Name, b.spec.Name) })
+}
+
+func (in *intent) taken(of func(*job) span) []span {
+	var spans []span
+	for _, j := range in.jobs {
+		spans = append(spans, of(j))
+	}
+	return spans
+}
+
+// slotsFree returns the number of slots that no job has leased.
+func (in *intent) slotsFree() int {
+	free := in.slots
+	for _, j := range in.jobs {
+		free -= j.lease.size
+	}
+	return free
+}
+
+// serverNames returns the names of the configured servers, in their order.
+func (in *intent) serverNames() []string {
+	names := make([]string, len(in.cfg.Servers))
+	for i, s := range in.cfg.Servers {
+		names[i] = s.Name
+	}
+	return names
+}
+
+func (in *intent) server(name string) Server {
+	i := slices.IndexFunc(in.cfg.Servers, func(s Server) bool { return s.Name == name })
+	return in.cfg.Servers[i] // a plan only names configured servers
+}
+
+// existsError says that a job's name is taken.
+type existsError struct{ name string }
+
+func (e *existsError) Error() string {
+	return fmt.Sprintf("job %q exists; remove it first, or choose another name", e.name)
+}
+
+// exhaustedError says that something a job needs has run out.
+type exhaustedError struct {
+	what       string // in the plural
+	need, free int
+	hint       string
+}
+
+func (e *exhaustedError) Error() string {
+	return fmt.Sprintf("%d %s are needed and %d are free; %s", e.need, e.what, e.free, e.hint)
+}
+
+// create plans a job and reserves what it needs of the switch. Errors: [*policy.FieldError], [*policy.SlotsError],
+// *existsError and *exhaustedError.
+func (in *intent) create(spec JobSpec) (*job, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if _, taken := in.jobs[spec.Name]; taken {
+		return nil, &existsError{spec.Name}
+	}
+	rule := in.cfg.Policy
+	if spec.Policy != nil {
+		rule = *spec.Policy
+	}
+	free := in.slotsFree()
+	decision, err := rule.Decide(policy.Input{
+		Job: spec.Name, Ranks: spec.Ranks, Servers: in.serverNames(), Slots: free,
+	})
+	if err != nil {
+		return nil, err
+	}
+	j := &job{spec: spec, epoch: firstEpoch, decision: decision}
+	var ok bool
+	if j.lease, ok = firstFit(in.taken(func(j *job) span { return j.lease }), 0, in.slots,
+		policy.SlotsPerPool*decision.Pool); !ok {
+		return nil, &exhaustedError{"slots in a row", j.lease.size, free,
+			"they are free, but scattered: choose a smaller pool or remove a job"}
+	}
+	// Instance 0 is the flood group's.
+	if j.rids, ok = firstFit(in.taken(func(j *job) span { return j.rids }), 1, 1<<16, spec.Ranks); !ok {
+		return nil, &exhaustedError{"replica numbers in a row", spec.Ranks, 0, "remove a job"}
+	}
+	if j.groups, ok = firstFit(in.taken(func(j *job) span { return j.groups }), floodGroup+1, p4rt.MaxGroup+1, 2); !ok {
+		return nil, &exhaustedError{"multicast groups in a row", 2, 0, "remove a job"}
+	}
+	if err := in.checkTables(j); err != nil {
+		return nil, err
+	}
+	j.id = in.freshID()
+	in.jobs[spec.Name] = j
+	return j, nil
+}
+
+// renew makes a fresh incarnation of a job: packets of the old one must not count in the new one.
+func (in *intent) renew(j *job) {
+	j.id = in.freshID()
+	j.members = nil
+}
+
+// freshID returns an id that no live job has, and that was not in use for as long as possible: ids go round.
+func (in *intent) freshID() uint16 {
+	for {
+		id := in.nextID
+		in.nextID++
+		if id == 0 || slices.ContainsFunc(in.sorted(), func(j *job) bool { return j.id == id }) {
+			continue
+		}
+		return id
+	}
+}
+
+// checkTables refuses a job whose entries would not fit the switch's tables, since the switch itself says no more than
+// UNKNOWN.
+func (in *intent) checkTables(j *job) error {
+	need, used := tableUse(j), map[string]int{tableIPv4: len(in.cfg.Hosts) + len(in.cfg.Servers), tableARP: 1}
+	for _, other := range in.jobs {
+		for name, n := range tableUse(other) {
+			used[name] += n
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(need)) {
+		if size, known := in.sizes[name]; known && used[name]+need[name] > size {
+			return &exhaustedError{"entries of table " + name, need[name], size - used[name], "remove a job"}
+		}
+	}
+	return nil
+}
+
+// tableUse returns the number of entries that a job takes when all its ranks have joined.
+func tableUse(j *job) map[string]int {
+	servers := len(j.decision.Servers)
+	return map[string]int{
+		tableJob: 1, tablePlan: 1, tableMember: j.spec.Ranks, tableReplica: j.spec.Ranks,
+		tableServer: servers, tableReturning: servers,
+	}
+}
