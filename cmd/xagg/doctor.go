@@ -1,0 +1,52 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"xagg/doctor"
+)
+
+func newDoctorCommand(env *env) *cobra.Command {
+	var output string
+	var fix bool
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what this machine has of what xagg can use, and how to get the rest",
+		Long: `Doctor looks at the kernel, at privileges, at XDP (a frame really goes out and back over a link in namespaces
+that it makes and removes), at compilers, switches and labs, and prints a line for each with the cure below.
+
+Exit code 0: everything that is required is there. 3: something that is required is missing.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return usagef("--output %q: want text or json", output)
+			}
+			if fix {
+				swept, err := doctor.Fix()
+				for _, id := range swept {
+					env.log.Info("removed what a lab had left", "lab", id)
+				}
+				if err != nil {
+					return fmt.Errorf("remove what labs have left: %w", err)
+				}
+			}
+			report := doctor.Examine(cmd.Context(), doctor.Local())
+			write := report.WriteText
+			if output == "json" {
+				write = report.WriteJSON
+			}
+			if err := write(env.stdout); err != nil {
+				return fmt.Errorf("write report: %w", err)
+			}
+			if !report.OK() {
+				return &exitError{code: exitEnvironment}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "form of the report: text, json")
+	cmd.Flags().BoolVar(&fix, "fix", false, "first remove what labs have left that died")
+	return cmd
+}
