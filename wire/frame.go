@@ -141,7 +141,7 @@ func putHeaders(frame []byte, src, dst Addr, checksum bool) {
 }
 
 // ParseFrame reads a whole Ethernet frame and its packet, and makes the checks of form that every aggregator makes,
-// in the order of docs/protocol.md: short, length, version, type, checksum (0 = none is accepted for UDP). Frames of
+// in the order of docs/protocol.md: short, length, version, type, length, checksum (0 = none is accepted for UDP). Frames of
 // other protocols are [ErrNotXAgg]; for the other errors [ReasonOf] names the reason. The addresses are set as far as
 // the frame has them. It allocates only when it fails for another reason than ErrNotXAgg.
 func ParseFrame(b []byte, p *Packet) (src, dst Addr, err error) {
@@ -163,8 +163,8 @@ func ParseIPv4(b []byte, p *Packet) (src, dst Addr, err error) {
 	if src.Port != Port && dst.Port != Port {
 		return src, dst, errPort
 	}
-	if len(b) < udpPayload+HeaderLen {
-		return src, dst, fmt.Errorf("%w: IPv4 packet of %d bytes, want at least %d", ErrShort, len(b), udpPayload+HeaderLen)
+	if want := announced(b); len(b) < want {
+		return src, dst, fmt.Errorf("%w: IPv4 packet of %d bytes, want at least %d", ErrShort, len(b), want)
 	}
 	if err = checkLengths(b); err != nil {
 		return src, dst, err
@@ -228,6 +228,15 @@ func parseAddrs(ip []byte) (src, dst Addr, err error) {
 	src.IP, src.Port = [4]byte(ip[offSrcIP:]), binary.BigEndian.Uint16(ip[offSrcPort:])
 	dst.IP, dst.Port = [4]byte(ip[offDstIP:]), binary.BigEndian.Uint16(ip[offDstPort:])
 	return src, dst, nil
+}
+
+// announced returns the length up to which the headers of an IPv4 packet say that there is something.
+func announced(ip []byte) int {
+	n := udpPayload + HeaderLen
+	if len(ip) >= n && ip[udpPayload+OffVersionType]>>4 == Version && ip[udpPayload+OffBlocks] <= MaxBlocks {
+		n += int(ip[udpPayload+OffBlocks]) * BlockLen
+	}
+	return n
 }
 
 // checkLengths checks that the packet ends where IPv4 and UDP say; the payload's own length is Decode's.

@@ -128,12 +128,12 @@ type Packet struct {
 // Errors of Decode, in the order of its checks. Every one is a packet that is counted under the reason that [ReasonOf]
 // names.
 var (
-	ErrShort    = errors.New("packet shorter than its header")
+	ErrVersion  = errors.New("packet of another protocol version")
+	ErrShort    = errors.New("packet shorter than its header, or than its header says")
+	ErrType     = errors.New("packet of unknown type")
 	ErrLength   = errors.New("packet length does not fit its block count")
 	ErrElems    = errors.New("valid lanes do not fit the block count")
 	ErrReserved = errors.New("reserved bits are not zero")
-	ErrVersion  = errors.New("packet of another protocol version")
-	ErrType     = errors.New("packet of unknown type")
 )
 
 // ReasonOf returns the reason code under which a packet is counted that [Packet.Decode] or [ParseFrame] refused with
@@ -231,7 +231,8 @@ func getLanes(lanes []int32, b []byte) {
 }
 
 // DecodeHeader reads and checks a header. b is the whole UDP payload: its length must be the one that the block
-// count demands, exactly. The checks come in the order of docs/protocol.md: short, length, version, type.
+// count demands, exactly. The checks come in the order of docs/protocol.md: short, version, type, length. How many
+// blocks there should be only this version says.
 func DecodeHeader(b []byte, h *Header) error {
 	if len(b) < HeaderLen {
 		return fmt.Errorf("%w: %d bytes, want at least %d", ErrShort, len(b), HeaderLen)
@@ -255,6 +256,15 @@ func DecodeHeader(b []byte, h *Header) error {
 	h.BlockedUs = binary.BigEndian.Uint32(b[OffBlockedUs:])
 	h.NextEpoch = binary.BigEndian.Uint16(b[OffNextEpoch:])
 	h.Reason = Reason(b[OffReason])
+	if v := b[OffVersionType] >> 4; v != Version {
+		return fmt.Errorf("%w: %d, want %d", ErrVersion, v, Version)
+	}
+	if h.Blocks <= MaxBlocks && len(b) < h.Len() {
+		return fmt.Errorf("%w: %d bytes with %d blocks", ErrShort, len(b), h.Blocks)
+	}
+	if !h.Type.Valid() {
+		return fmt.Errorf("%w: %d", ErrType, uint8(h.Type))
+	}
 	if h.Blocks > MaxBlocks || len(b) != h.Len() {
 		return fmt.Errorf("%w: %d bytes with %d blocks", ErrLength, len(b), h.Blocks)
 	}
@@ -265,12 +275,6 @@ func DecodeHeader(b []byte, h *Header) error {
 	// The last five bytes; the three before them are NextEpoch and Reason.
 	if binary.BigEndian.Uint64(b[HeaderLen-8:])<<24 != 0 {
 		return fmt.Errorf("%w: % x", ErrReserved, b[OffReserved:HeaderLen])
-	}
-	if v := b[OffVersionType] >> 4; v != Version {
-		return fmt.Errorf("%w: %d, want %d", ErrVersion, v, Version)
-	}
-	if !h.Type.Valid() {
-		return fmt.Errorf("%w: %d", ErrType, uint8(h.Type))
 	}
 	return nil
 }

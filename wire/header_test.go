@@ -100,11 +100,11 @@ func TestDecodeRefuses(t *testing.T) {
 	}{
 		"empty":             {func(p []byte) []byte { return nil }, ErrShort, ReasonShort},
 		"no whole header":   {func(p []byte) []byte { return p[:HeaderLen-1] }, ErrShort, ReasonShort},
-		"no lanes":          {func(p []byte) []byte { return p[:HeaderLen] }, ErrLength, ReasonLength},
-		"a byte less":       {func(p []byte) []byte { return p[:len(p)-1] }, ErrLength, ReasonLength},
+		"no lanes":          {func(p []byte) []byte { return p[:HeaderLen] }, ErrShort, ReasonShort},
+		"a byte less":       {func(p []byte) []byte { return p[:len(p)-1] }, ErrShort, ReasonShort},
 		"a byte more":       {func(p []byte) []byte { return append(p, 0) }, ErrLength, ReasonLength},
 		"fewer blocks":      {edit(OffBlocks, 0), ErrLength, ReasonLength},
-		"more blocks":       {edit(OffBlocks, 2), ErrLength, ReasonLength},
+		"more blocks":       {edit(OffBlocks, 2), ErrShort, ReasonShort},
 		"five blocks":       {func(p []byte) []byte { p[OffBlocks] = 5; return append(p, make([]byte, 1024)...) }, ErrLength, ReasonLength},
 		"no elems":          {edit(OffElems+1, 0), ErrElems, ReasonLength},
 		"elems of 2 blocks": {edit(OffElems+1, 65), ErrElems, ReasonLength},
@@ -116,9 +116,10 @@ func TestDecodeRefuses(t *testing.T) {
 		"type 0":            {edit(OffVersionType, 0x10), ErrType, ReasonType},
 		"type 8":            {edit(OffVersionType, 0x18), ErrType, ReasonType},
 		// The order of the checks.
-		"length before version":   {func(p []byte) []byte { p[0] = 0x21; return p[:100] }, ErrLength, ReasonLength},
+		"version before length":   {func(p []byte) []byte { p[0] = 0x21; return p[:100] }, ErrVersion, ReasonVersion},
+		"type before length":      {func(p []byte) []byte { p[0] = 0x1f; return append(p, 0) }, ErrType, ReasonType},
 		"version before type":     {edit(OffVersionType, 0x2f), ErrVersion, ReasonVersion},
-		"reserved before version": {func(p []byte) []byte { p[0], p[HeaderLen-1] = 0x21, 1; return p }, ErrReserved, ReasonLength},
+		"version before reserved": {func(p []byte) []byte { p[0], p[HeaderLen-1] = 0x21, 1; return p }, ErrVersion, ReasonVersion},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var p Packet
