@@ -22,6 +22,8 @@ const bit<32> TAG_MODULUS = 67108859;
 const bit<16> ETHERTYPE_IPV4 = 0x0800;
 const bit<16> ETHERTYPE_ARP = 0x0806;
 const bit<8> PROTO_UDP = 17;
+const bit<16> ARP_REQUEST = 1;
+const bit<16> ARP_REPLY = 2;
 
 // Header lengths in bytes.
 const bit<16> ETHERNET_LEN = 14;
@@ -240,8 +242,8 @@ parser Parse(packet_in packet, out headers_t hdr, inout metadata_t meta, inout s
     state ipv4 {
         packet.extract(hdr.ipv4);
         // No options, not a fragment: the mask spares "don't fragment" and the reserved bit.
-        transition select(hdr.ipv4.ihl, hdr.ipv4.flags, hdr.ipv4.offset, hdr.ipv4.protocol) {
-            (5, 0 &&& 1, 0, PROTO_UDP): udp;
+        transition select(hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.flags, hdr.ipv4.offset, hdr.ipv4.protocol) {
+            (4, 5, 0 &&& 1, 0, PROTO_UDP): udp;
             default: accept;
         }
     }
@@ -394,8 +396,13 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
     }
 
     action arp_reply(bit<48> mac) {
+        meta.dest = TO_PORT;
+        if (hdr.arp.op != ARP_REQUEST) { // nobody asked
+            meta.reason = NO_ROUTE;
+            meta.dest = NOWHERE;
+        }
         bit<32> asked = hdr.arp.tpa;
-        hdr.arp.op = 2;
+        hdr.arp.op = ARP_REPLY;
         hdr.arp.tha = hdr.arp.sha;
         hdr.arp.tpa = hdr.arp.spa;
         hdr.arp.sha = mac;
@@ -679,6 +686,8 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
     apply {
         meta.reason = UNCOUNTED;
         meta.dest = NOWHERE;
+        // The port of a packet that nobody has decided on is 0, a real one.
+        mark_to_drop(standard_metadata);
         bit<17> need = ((bit<17>)hdr.x.elems + 63) >> 6; // blocks
 
         if (standard_metadata.parser_error != error.NoError) {
@@ -786,9 +795,8 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
                 hdr.udp.checksum = 0;
             }
         } else if (hdr.arp.isValid()) {
-            meta.dest = TO_PORT;
             arp.apply();
-        } else if (hdr.ipv4.isValid()) {
+        } else if (hdr.ipv4.isValid() && hdr.ipv4.version == 4 && hdr.ipv4.ihl >= 5) {
             if (standard_metadata.checksum_error == 1) {
                 meta.reason = CHECKSUM;
             } else {
@@ -834,7 +842,6 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
                 sent.count((bit<32>)hdr.x.type);
             }
         }
-        // The parser's default port is 0, a real one: what has no destination must be dropped by name.
         if (meta.dest == NOWHERE) { mark_to_drop(standard_metadata); }
     }
 }
