@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -245,7 +246,7 @@ func TestLocal(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range after {
-		if !mine[r.ID] && !r.Alive {
+		if !mine[r.ID] && r.Owner.PID == os.Getpid() {
 			t.Errorf("left by the checks: %+v", r)
 		}
 	}
