@@ -1,0 +1,3 @@
+package xdp
+
+//go:generate ./generate.sh

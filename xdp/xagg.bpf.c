@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+
+//go:build ignore
+
+// The aggregation server: sums contributions in the slots of one arena and answers them before they reach the stack.
+// docs/protocol.md has the rules under "Server slots"; agg/server.go states them in Go, and the tests compare the two
+// packet by packet.
+//
+// Numbers in slots and plans are in host order, packets in network order. One lock per slot makes a contribution's bit
+// and its lanes one step, so that whoever completes the mask holds the complete sum, whichever processors the other
+// contributions arrived at. Answers are read from the slot under the same lock: a closed slot does not change until its
+// next owner claims it, but that may happen at any time after.
+#include "wire.h"
+
+struct plan_key {
+	__u16 job;
+	__u16 epoch;
+};
+
+// One epoch of a job. The agent replaces a plan as a whole, and waits until no processor can still use the old one.
+struct plan {
+	__u64 ranks;       // mask of all ranks
+	__u32 base;        // first slot of the job's lease
+	__u32 chunks;      // per round
+	__u32 rounds_mask; // number of rounds, a power of two, less one
+	__u32 index;       // of the job's statistics
+	__u32 service_ip;  // network order
+	__u8 service_mac[6];
+	__u16 next_epoch; // armed, or 0
+};
+
+struct slot {
+	struct bpf_spin_lock lock;
+	__u16 job;
+	__u16 epoch; // 0: never used
+	__u32 round;
+	__u16 elems;
+	__u8 blocks;
+	__s8 exponent;
+	__u8 shape;  // of SHAPE_FLAGS
+	__u8 sticky; // of STICKY_FLAGS
+	__u8 amax;
+	__u8 rank; // of the last contributor
+	__u16 next_epoch;
+	__u16 unused;
+	__u64 mask;
+	__u32 tag[2];
+	__u64 first_ns, previous_ns, last_ns; // arrivals: the first, the last but one, the last
+	__u32 lanes[MAX_LANES];
+};
+
+_Static_assert(sizeof(struct slot) == 1088, "SlotSize in size.go");
+
+#define LAG_BUCKETS 32
+#define MAX_JOBS 64
+
+struct rank_stats {
+	__u64 packets;
+	__u64 lag_sum_us;
+	__u64 lag_max_us;
+	__u64 lag_log2[LAG_BUCKETS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); // set when the object is loaded
+	__type(key, __u32);
+	__type(value, struct slot);
+} arena SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4 * MAX_JOBS);
+	__type(key, struct plan_key);
+	__type(value, struct plan);
+} plans SEC(".maps");
+
+// The jobs that have a plan, to tell an unknown job from an unknown epoch.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_JOBS);
+	__type(key, __u16);
+	__type(value, __u8);
+} jobs SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, NUM_REASONS);
+	__type(key, __u32);
+	__type(value, __u64);
+} reasons SEC(".maps");
+
+// By index of the job's plan x 64 + rank.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MAX_JOBS * MAX_RANKS);
+	__type(key, __u32);
+	__type(value, struct rank_stats);
+} ranks SEC(".maps");
+
+static __always_inline void count(__u32 reason)
+{
+	__u64 *n = bpf_map_lookup_elem(&reasons, &reason);
+	if (n)
+		++*n;
+}
+
+static __always_inline int drop(__u32 reason)
+{
+	count(reason);
+	return XDP_DROP;
+}
+
+// Microseconds of a span of nanoseconds, saturated. Up to 4 s without the processor's slow division.
+static __always_inline __u32 microseconds(__u64 ns)
+{
+	if (likely(ns >> 32 == 0))
+		return (__u32)ns * 274877907ULL >> 38;
+	ns /= 1000;
+	return ns >> 32 ? ~0U : ns;
+}
+
+static __always_inline __u32 log2_of(__u32 x)
+{
+	__u32 n = 0;
+	if (x >> 16)
+		x >>= 16, n += 16;
+	if (x >> 8)
+		x >>= 8, n += 8;
+	if (x >> 4)
+		x >>= 4, n += 4;
+	if (x >> 2)
+		x >>= 2, n += 2;
+	return n + (x >> 1);
+}
+
+static __always_inline void count_lag(const struct plan *plan, __u32 rank, __u32 lag_us)
+{
+	__u32 key = plan->index * MAX_RANKS + rank;
+	struct rank_stats *s = bpf_map_lookup_elem(&ranks, &key);
+	if (!s)
+		return;
+	s->packets++;
+	s->lag_sum_us += lag_us;
+	if (lag_us > s->lag_max_us)
+		s->lag_max_us = lag_us;
+	s->lag_log2[log2_of(lag_us) & (LAG_BUCKETS - 1)]++;
+}
+
+// The one's complement sum of 32-bit words, folded. Its byte order is that of the words (RFC 1071).
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+static __always_inline __u64 ipv4_sum(const struct ipv4_header *ip)
+{
+	const __u32 *w = (const void *)ip;
+	return (__u64)w[0] + w[1] + w[2] + w[3] + w[4];
+}
+
+// What is to be done with every block of lanes of a packet, by the pass over them.
+enum pass {
+	PASS_SUM,   // add the words for the checksum
+	PASS_CLAIM, // slot = packet
+	PASS_ADD,   // slot += packet
+	PASS_CLOSE, // packet = slot += packet
+	PASS_READ,  // packet = slot
+};
+
+// One pass over the lanes. The loop over the blocks stays a loop, the 64 lanes of a block are unrolled: a rolled loop
+// takes twice the time. The verifier wants to see each block's end compared with the packet's.
+static __always_inline __u64 over_lanes(enum pass pass, __u32 blocks, const struct frame *f, __u32 *slot)
+{
+	__u64 even = 0, odd = 0;
+	for (__u32 b = 0; b < MAX_BLOCKS; b++) {
+		if (b >= blocks)
+			break;
+		__u32 *lane = f->lanes + b * BLOCK_LANES, *sum = slot + b * BLOCK_LANES;
+		if ((const void *)(lane + BLOCK_LANES) > f->end)
+			break;
+#pragma unroll
+		for (int i = 0; i < BLOCK_LANES; i += 2) {
+			switch (pass) {
+			case PASS_SUM:
+				even += lane[i];
+				odd += lane[i + 1];
+				break;
+			case PASS_CLAIM:
+				sum[i] = swap32(lane[i]);
+				sum[i + 1] = swap32(lane[i + 1]);
+				break;
+			case PASS_ADD:
+				sum[i] += swap32(lane[i]);
+				sum[i + 1] += swap32(lane[i + 1]);
+				break;
+			case PASS_CLOSE:
+				sum[i] += swap32(lane[i]);
+				lane[i] = swap32(sum[i]);
+				sum[i + 1] += swap32(lane[i + 1]);
+				lane[i + 1] = swap32(sum[i + 1]);
+				break;
+			case PASS_READ:
+				lane[i] = swap32(sum[i]);
+				lane[i + 1] = swap32(sum[i + 1]);
+				break;
+			}
+		}
+	}
+	return even + odd;
+}
+
+static __always_inline int checksums_ok(const struct frame *f, __u32 blocks)
+{
+	if (fold(ipv4_sum(f->ip)) != 0xffff)
+		return 0;
+	if (f->udp->check == 0)
+		return 1;
+	__u64 sum = (__u64)f->ip->src + f->ip->dst + swap16(17) + f->udp->len;
+	const __u32 *w = (const void *)f->udp;
+#pragma unroll
+	for (int i = 0; i < (int)(sizeof(*f->udp) + sizeof(*f->x)) / 4; i++)
+		sum += w[i];
+	return fold(sum + over_lanes(PASS_SUM, blocks, f, 0)) == 0xffff;
+}
+
+// Everything that an answer may take from the slot.
+struct answer {
+	__u32 type;
+	__u32 blocks;
+	__u64 contributors;
+	__u32 tag[2];
+	__u32 spread_us, blocked_us;
+	__u16 next_epoch;
+	__u8 flags, rank, amax, reason;
+};
+
+#ifndef XAGG_SHRINK
+#define XAGG_SHRINK(ctx, bytes) bpf_xdp_adjust_tail(ctx, -(int)(bytes))
+#endif
+
+// Turns the question in f into the answer and sends it back out: to the service where the plan is given, else to the
+// sender. Addresses and ports are swapped.
+static __always_inline int reply(struct xdp_md *ctx, const struct frame *f, const struct answer *a, const struct plan *service)
+{
+	__u32 surplus = (f->x->blocks - a->blocks) * BLOCK_LANES * 4;
+	__u16 len = sizeof(*f->udp) + sizeof(*f->x) + a->blocks * BLOCK_LANES * 4;
+	__u32 ip = f->ip->src;
+	__u16 port = f->udp->src;
+	__u8 mac[6];
+
+	__builtin_memcpy(mac, f->eth->src, 6);
+	__builtin_memcpy(f->eth->src, f->eth->dst, 6);
+	if (service) {
+		__builtin_memcpy(mac, service->service_mac, 6);
+		ip = service->service_ip;
+		port = swap16(XAGG_PORT);
+	}
+	__builtin_memcpy(f->eth->dst, mac, 6);
+
+	f->ip->tos = 0;
+	f->ip->total_len = swap16(sizeof(*f->ip) + len);
+	f->ip->id = 0;
+	f->ip->fragment = swap16(0x4000); // don't fragment
+	f->ip->ttl = 64;
+	f->ip->src = f->ip->dst;
+	f->ip->dst = ip;
+	f->ip->check = 0;
+	f->ip->check = ~fold(ipv4_sum(f->ip));
+
+	f->udp->src = f->udp->dst;
+	f->udp->dst = port;
+	f->udp->len = swap16(len);
+	f->udp->check = 0;
+
+	f->x->version_type = XAGG_VERSION << 4 | a->type;
+	f->x->flags = a->flags;
+	f->x->rank = a->rank;
+	f->x->blocks = a->blocks;
+	f->x->amax = a->amax;
+	f->x->contributors = swap64(a->contributors);
+	f->x->tag[0] = swap32(a->tag[0]);
+	f->x->tag[1] = swap32(a->tag[1]);
+	f->x->spread_us = swap32(a->spread_us);
+	f->x->blocked_us = swap32(a->blocked_us);
+	f->x->next_epoch = swap16(a->next_epoch);
+	f->x->reason = a->reason;
+
+	// Never seen to fail. If it does, the answer is lost like any other packet, and the kernel's tracepoint
+	// xdp:xdp_exception tells.
+	if (surplus && XAGG_SHRINK(ctx, surplus))
+		return XDP_ABORTED;
+	return XDP_TX;
+}
+
+static __always_inline int refuse(struct xdp_md *ctx, const struct frame *f, __u8 reason)
+{
+	struct answer a = {
+		.type = TYPE_NACK,
+		.flags = f->x->flags & SHAPE_FLAGS,
+		.rank = f->x->rank,
+		.amax = f->x->amax,
+		.contributors = swap64(f->x->contributors),
+		.tag = {swap32(f->x->tag[0]), swap32(f->x->tag[1])},
+		.reason = reason,
+	};
+	count(reason);
+	return reply(ctx, f, &a, 0);
+}
+
+static __always_inline int aggregate(struct xdp_md *ctx)
+{
+	const struct frame frame = frame_of(ctx), *f = &frame;
+
+	// Whatever is not for the aggregator's port is the stack's.
+	if ((const void *)f->x > f->end)
+		return XDP_PASS;
+	if (f->eth->type != swap16(0x0800) || f->ip->version_ihl != 0x45 || f->ip->protocol != 17 ||
+	    f->ip->fragment & swap16(0x3fff) || f->udp->dst != swap16(XAGG_PORT))
+		return XDP_PASS;
+
+	// The form, in the protocol's order.
+	if ((const void *)f->lanes > f->end)
+		return drop(REASON_SHORT);
+	__u32 version = f->x->version_type >> 4, type = f->x->version_type & 0xf;
+	__u32 blocks = f->x->blocks, elems = swap16(f->x->elems);
+	__u32 len = f->end - (const void *)f->eth, want = FRAME_LEN + blocks * BLOCK_LANES * 4;
+	if (version == XAGG_VERSION && blocks <= MAX_BLOCKS && len < want)
+		return drop(REASON_SHORT);
+	if (len != ETH_LEN + swap16(f->ip->total_len) || len != ETH_LEN + sizeof(*f->ip) + swap16(f->udp->len))
+		return drop(REASON_LENGTH);
+	if (version != XAGG_VERSION)
+		return drop(REASON_VERSION);
+	if (type < TYPE_GRAD || type > TYPE_CTRL)
+		return drop(REASON_TYPE);
+	if (blocks > MAX_BLOCKS || len != want)
+		return drop(REASON_LENGTH);
+	if (type <= TYPE_RESULT && (elems > MAX_LANES || blocks != (elems + BLOCK_LANES - 1) / BLOCK_LANES))
+		return drop(REASON_LENGTH);
+	if (*(const __u64 *)&f->x->next_epoch >> 24) // the reserved bytes are the last five of these eight
+		return drop(REASON_LENGTH);
+	if (!checksums_ok(f, blocks))
+		return drop(REASON_CHECKSUM);
+	if (type != TYPE_GRAD && type != TYPE_PARTIAL)
+		return drop(REASON_TYPE);
+
+	// Admission.
+	struct plan_key key = {swap16(f->x->job), swap16(f->x->epoch)};
+	const struct plan *plan = bpf_map_lookup_elem(&plans, &key);
+	if (!plan)
+		return refuse(ctx, f, bpf_map_lookup_elem(&jobs, &key.job) ? REASON_EPOCH : REASON_UNKNOWN_JOB);
+	__u32 rank = f->x->rank, round = swap32(f->x->round), chunk = swap32(f->x->chunk);
+	__u64 bits = swap64(f->x->contributors), all = plan->ranks;
+	__u32 tag0 = swap32(f->x->tag[0]), tag1 = swap32(f->x->tag[1]);
+	if (rank >= MAX_RANKS || !(all >> rank & 1))
+		return refuse(ctx, f, REASON_RANK);
+	if (type == TYPE_GRAD ? bits != 1ULL << rank : !bits || bits & ~all)
+		return refuse(ctx, f, REASON_MASK);
+	if (type == TYPE_GRAD && (tag0 >= XAGG_TAG_P || tag1 >= XAGG_TAG_P))
+		return refuse(ctx, f, REASON_TAG);
+	if (chunk >= plan->chunks)
+		return refuse(ctx, f, REASON_RANGE);
+	__u32 index = plan->base + (round & plan->rounds_mask) * plan->chunks + chunk;
+	struct slot *s = bpf_map_lookup_elem(&arena, &index);
+	if (!s)
+		return refuse(ctx, f, REASON_RANGE);
+
+	__u32 shape = f->x->flags & SHAPE_FLAGS;
+	__u8 reason = REASON_NONE;
+	struct answer a = {.type = TYPE_ACK, .flags = shape, .rank = rank};
+	__u64 now = bpf_ktime_get_ns(), first, previous = 0; // no helper may be called under the lock
+
+	bpf_spin_lock(&s->lock);
+	__s32 order = s->round - round;
+	if (!order)
+		order = (__s16)(s->epoch - key.epoch);
+	if (s->epoch == 0 || s->job != key.job || order < 0) {
+		s->job = key.job;
+		s->epoch = key.epoch;
+		s->round = round;
+		s->elems = elems;
+		s->blocks = blocks;
+		s->exponent = f->x->exponent;
+		s->shape = shape;
+		s->sticky = f->x->flags & STICKY_FLAGS;
+		s->amax = f->x->amax;
+		s->rank = rank;
+		s->mask = bits;
+		s->tag[0] = tag0;
+		s->tag[1] = tag1;
+		s->first_ns = s->previous_ns = s->last_ns = now;
+		over_lanes(PASS_CLAIM, blocks, f, s->lanes);
+		if (bits == all) {
+			s->next_epoch = chunk ? 0 : plan->next_epoch;
+			a.type = TYPE_RESULT;
+		}
+	} else if (order > 0) {
+		reason = REASON_STALE;
+	} else if (s->elems != elems || s->blocks != blocks || s->exponent != f->x->exponent || s->shape != shape) {
+		reason = REASON_SHAPE;
+	} else if (s->mask == all) { // closed first: whatever comes is answered and adds nothing
+		reason = REASON_DUPLICATE;
+		a.type = TYPE_RESULT;
+		over_lanes(PASS_READ, blocks, f, s->lanes);
+	} else if (!(s->mask & bits)) {
+		if (now < s->last_ns) // processors may take the lock in another order than the time
+			now = s->last_ns;
+		s->sticky |= f->x->flags & STICKY_FLAGS;
+		if (s->amax < f->x->amax)
+			s->amax = f->x->amax;
+		s->rank = rank;
+		s->mask |= bits;
+		s->tag[0] += tag0;
+		s->tag[1] += tag1;
+		s->previous_ns = s->last_ns;
+		s->last_ns = now;
+		if (s->mask == all) {
+			s->next_epoch = chunk ? 0 : plan->next_epoch;
+			a.type = TYPE_RESULT;
+			over_lanes(PASS_CLOSE, blocks, f, s->lanes);
+		} else {
+			over_lanes(PASS_ADD, blocks, f, s->lanes);
+		}
+	} else {
+		reason = bits & ~s->mask ? REASON_OVERLAP : REASON_DUPLICATE;
+	}
+	first = s->first_ns;
+	a.contributors = s->mask;
+	a.amax = s->amax;
+	if (a.type == TYPE_RESULT) {
+		now = s->last_ns;
+		previous = s->previous_ns;
+		a.rank = s->rank;
+		a.flags = shape | s->sticky;
+		a.tag[0] = s->tag[0];
+		a.tag[1] = s->tag[1];
+		a.next_epoch = s->next_epoch;
+	}
+	bpf_spin_unlock(&s->lock);
+
+	if (reason != REASON_NONE && reason != REASON_DUPLICATE)
+		return refuse(ctx, f, reason);
+	count(reason);
+	a.spread_us = microseconds(now > first ? now - first : 0);
+	if (a.type == TYPE_RESULT) {
+		a.blocks = blocks;
+		a.blocked_us = microseconds(now - previous);
+	}
+	if (reason == REASON_DUPLICATE)
+		return reply(ctx, f, &a, 0);
+	if (type == TYPE_GRAD)
+		count_lag(plan, rank, a.spread_us);
+	return reply(ctx, f, &a, a.type == TYPE_RESULT || type == TYPE_PARTIAL ? plan : 0);
+}
+
+SEC("xdp")
+int xagg(struct xdp_md *ctx)
+{
+	return aggregate(ctx);
+}
+
+// The kernel takes programs under the GPL to the helpers that ask for it; this file may be used under either licence.
+char _license[] SEC("license") = "GPL";

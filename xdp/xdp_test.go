@@ -1,0 +1,366 @@
+package xdp
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+
+	"xagg/tests/require"
+	"xagg/wire"
+)
+
+var (
+	serviceAddr = wire.Addr{MAC: [6]byte{2, 0x78, 0x61, 0, 0xff, 0xfe}, IP: [4]byte{10, 77, 255, 254}, Port: wire.Port}
+	serverAddr  = wire.Addr{MAC: [6]byte{2, 0x78, 0x61, 0, 1, 1}, IP: [4]byte{10, 77, 1, 1}, Port: wire.Port}
+)
+
+func workerAddr(rank uint8) wire.Addr {
+	return wire.Addr{MAC: [6]byte{2, 0x78, 0x61, 0, 0, rank + 1}, IP: [4]byte{10, 77, 0, rank + 1}, Port: 40000 + uint16(rank)}
+}
+
+// load loads the program for a test.
+func load(t testing.TB, slots uint32) *Server {
+	t.Helper()
+	require.Have(t, require.XDP)
+	s, err := Load(Size(slots) * SlotSize)
+	var refused *ebpf.VerifierError
+	if errors.As(err, &refused) {
+		t.Fatalf("%+v", refused)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// The verdicts of an XDP program.
+const (
+	verdictDrop = 1
+	verdictPass = 2
+	verdictTX   = 3
+)
+
+// testPlans are two jobs, one with two epochs, side by side in the arena.
+func testPlans() []Plan {
+	first := Lease{Base: 0, Chunks: 3, Rounds: 2, Index: 0}
+	second := Lease{Base: 7, Chunks: 2, Rounds: 4, Index: 5}
+	plan := func(job, epoch uint16, ranks uint64, lease Lease, next uint16) Plan {
+		return Plan{job, epoch, ranks, lease, next, netip.AddrFrom4(serviceAddr.IP), serviceAddr.MAC}
+	}
+	return []Plan{
+		plan(5, 1, 0b111, first, 2),
+		plan(5, 2, 0b111, first, 0),
+		plan(300, 65535, 1<<63|1<<40|1, second, 0),
+		plan(300, 1, 1<<63|1<<40|1, second, 0), // newer than 65535
+	}
+}
+
+// trace makes frames that a server may see: contributions to a few rounds of the plans, some of them late, doubled,
+// damaged or wrong in any of the ways that have a reason.
+type trace struct {
+	*rand.Rand
+	plans []Plan
+	round uint32
+}
+
+func newTrace(seed uint64, plans []Plan) *trace {
+	return &trace{rand.New(rand.NewPCG(seed, 0x78616767)), plans, 0xfffffff0} // the round's number wraps soon
+}
+
+// shapes are numbers of valid lanes for every number of blocks.
+var shapes = []uint16{0, 1, 63, 64, 65, 128, 130, 192, 200, 256}
+
+func (t *trace) next() []byte {
+	if t.IntN(40) == 0 {
+		t.round++
+	}
+	plan := t.plans[t.IntN(len(t.plans))]
+	p := t.contribution(plan)
+	src := workerAddr(p.Rank)
+	if p.Type == wire.TypePartial && t.IntN(2) == 0 {
+		src = serviceAddr
+	}
+	frame := func() []byte {
+		b := wire.AppendFrame(nil, src, serverAddr, p, true)
+		if t.IntN(8) == 0 {
+			binary.BigEndian.PutUint16(b[40:], 0) // no UDP checksum
+		}
+		return b
+	}
+	if t.IntN(100) < 75 {
+		return frame()
+	}
+	switch t.IntN(22) {
+	case 0:
+		p.Job++
+	case 1:
+		p.Epoch += 1 + uint16(t.IntN(3))
+	case 2:
+		p.Rank = uint8(t.IntN(256))
+	case 3:
+		p.Contributors ^= 1 << t.IntN(64)
+	case 4:
+		p.Contributors = 0
+	case 5:
+		p.Tag[t.IntN(2)] = wire.P - 1 + uint32(t.IntN(3))
+	case 6:
+		p.Chunk = plan.Lease.Chunks + uint32(t.IntN(2))
+	case 7:
+		p.Exponent++
+	case 8:
+		p.Flags ^= wire.FlagLast
+	case 9:
+		p.Flags ^= wire.FlagModular
+	case 10:
+		p.Elems = shapes[t.IntN(len(shapes))]
+		p.Blocks = wire.BlocksFor(int(p.Elems))
+	case 11:
+		p.Elems = uint16(t.IntN(400)) // may not fit the blocks
+	case 12:
+		p.Round += uint32(1)<<31 - 1 + uint32(t.IntN(3))
+	case 13:
+		p.Type = wire.Type(t.IntN(16))
+	case 14:
+		b := frame()
+		return b[:14+t.IntN(len(b)-14)]
+	case 15:
+		return append(frame(), make([]byte, 1+t.IntN(100))...)
+	case 16: // of another version, with right checksums
+		b := frame()
+		b[wire.FrameOverhead] += uint8(1+t.IntN(15)) << 4
+		return wire.AppendUDP(nil, src, serverAddr, b[wire.FrameOverhead:], true)
+	case 17: // reserved bytes, with right checksums
+		b := frame()
+		b[wire.FrameOverhead+wire.OffReserved+t.IntN(5)] = 1
+		return wire.AppendUDP(nil, src, serverAddr, b[wire.FrameOverhead:], true)
+	case 18: // any length of payload
+		b := frame()
+		return wire.AppendUDP(nil, src, serverAddr, append(b[wire.FrameOverhead:], make([]byte, t.IntN(300))...), true)
+	case 19: // for another port
+		other := serverAddr
+		other.Port++
+		return wire.AppendFrame(nil, src, other, p, true)
+	default: // one bit wrong somewhere
+		b := frame()
+		i := t.IntN(len(b))
+		if t.IntN(2) == 0 {
+			i = t.IntN(98) // in the headers
+		}
+		b[i] ^= 1 << t.IntN(8)
+		return b
+	}
+	return frame()
+}
+
+// contribution returns a good one: what it adds is random, its shape follows from its place.
+func (t *trace) contribution(plan Plan) *wire.Packet {
+	p := &wire.Packet{}
+	p.Type, p.Job, p.Epoch = wire.TypeGrad, plan.Job, plan.Epoch
+	p.Round = t.round + uint32(t.IntN(3))
+	p.Chunk = uint32(t.IntN(int(plan.Lease.Chunks)))
+	p.Seq = t.Uint32()
+	p.Elems = shapes[(p.Round*7+p.Chunk*3)%uint32(len(shapes))]
+	p.Blocks = wire.BlocksFor(int(p.Elems))
+	p.Exponent = int8(p.Round)
+	if p.Chunk == plan.Lease.Chunks-1 {
+		p.Flags |= wire.FlagLast
+	}
+	p.Flags |= []wire.Flags{0, wire.FlagResend, wire.FlagForwarded, wire.FlagSaturated}[t.IntN(4)]
+	p.Amax = uint8(t.Uint32())
+	p.SpreadUs, p.BlockedUs, p.NextEpoch = t.Uint32(), t.Uint32(), uint16(t.Uint32())
+	for i := range p.Lanes[:p.Elems] {
+		p.Lanes[i] = int32(t.Uint32())
+	}
+	for { // a rank of the plan
+		if p.Rank = uint8(t.IntN(64)); plan.Ranks>>p.Rank&1 != 0 {
+			break
+		}
+	}
+	p.Contributors = 1 << p.Rank
+	p.Seal()
+	if t.IntN(5) == 0 {
+		p.Type = wire.TypePartial
+		p.Contributors |= plan.Ranks & t.Uint64()
+		p.Tag = [2]uint32{t.Uint32(), t.Uint32()}
+	}
+	return p
+}
+
+// shadow is what a slot must hold: the sum of what the reference counted as summed.
+type shadow struct {
+	job, epoch, rank uint16
+	round            uint32
+	mask             uint64
+	tag              [2]uint32
+	amax, sticky     uint8
+	lanes            [wire.MaxLanes]uint32
+}
+
+func (s *shadow) add(p *wire.Packet) {
+	if s.job != p.Job || s.epoch != p.Epoch || s.round != p.Round {
+		*s = shadow{job: p.Job, epoch: p.Epoch, round: p.Round}
+	}
+	s.rank = uint16(p.Rank)
+	s.mask |= p.Contributors
+	s.tag[0] += p.Tag[0]
+	s.tag[1] += p.Tag[1]
+	s.amax = max(s.amax, p.Amax)
+	s.sticky |= uint8(p.Flags & wire.FlagSaturated)
+	for i, v := range p.Lanes[:int(p.Blocks)*wire.BlockLanes] {
+		s.lanes[i] += uint32(v)
+	}
+}
+
+// TestAgainstReference feeds the same frames to the XDP program and to the reference, and compares every verdict and
+// answer, and then the slots, the reasons and the statistics.
+func TestAgainstReference(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { compareWithReference(t, seed, 8000) })
+	}
+}
+
+func compareWithReference(t *testing.T, seed uint64, frames int) {
+	const slots = 16
+	server, memory := load(t, slots), NewMemory(slots)
+	plans := testPlans()
+	for _, plan := range plans {
+		for _, store := range []Store{server, memory} {
+			if err := store.Install(plan); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var want [slots]shadow
+	start, tr := time.Now(), newTrace(seed, plans)
+	for i := range frames {
+		if i == frames/2 { // arm another epoch, and remove one that was there
+			for _, store := range []Store{server, memory} {
+				if err := errors.Join(store.Arm(5, 2, 3), store.Remove(300, 65535)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		frame := tr.next()
+		before := memory.reasons[wire.ReasonNone]
+		answer := memory.Handle(uint64(time.Since(start).Microseconds()), frame, nil)
+		if memory.reasons[wire.ReasonNone] != before {
+			var p wire.Packet
+			if err := p.Decode(frame[wire.FrameOverhead:]); err != nil {
+				t.Fatal(err)
+			}
+			lease := memory.plans[planKey{p.Job, p.Epoch}].Lease
+			want[lease.Base+p.Round%lease.Rounds*lease.Chunks+p.Chunk].add(&p)
+		}
+		verdict, got, err := server.objects.Xagg.Test(frame)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect(t, i, frame, verdict, got, answer)
+		if t.Failed() {
+			return
+		}
+	}
+	for i := range want {
+		compareSlot(t, server, uint32(i), &want[i])
+	}
+	compareCounts(t, server, memory)
+}
+
+// expect compares one verdict and answer with the reference's.
+func expect(t *testing.T, n int, frame []byte, verdict uint32, got, answer []byte) {
+	t.Helper()
+	switch {
+	case answer == nil:
+		// Where the reference has no answer the frame must stay as it was, dropped or passed on.
+		want := uint32(verdictPass)
+		if _, dst, _ := wire.ParseFrame(frame, new(wire.Packet)); dst.Port == wire.Port {
+			want = verdictDrop
+		}
+		if verdict != want || !bytes.Equal(got, frame) {
+			t.Errorf("frame %d: verdict %d, want %d\n%s", n, verdict, want, hex.Dump(frame))
+		}
+	case verdict != verdictTX:
+		t.Errorf("frame %d: verdict %d, want an answer\n%s", n, verdict, hex.Dump(frame))
+	default:
+		times := func(b []byte) (spread, blocked uint32) {
+			x := b[wire.FrameOverhead:]
+			spread, blocked = binary.BigEndian.Uint32(x[wire.OffSpreadUs:]), binary.BigEndian.Uint32(x[wire.OffBlockedUs:])
+			clear(x[wire.OffSpreadUs:wire.OffNextEpoch])
+			return spread, blocked
+		}
+		spread, blocked := times(got)
+		times(answer)
+		if spread > 60e6 || blocked > spread {
+			t.Errorf("frame %d: spread %d us, blocked %d us", n, spread, blocked)
+		}
+		if !bytes.Equal(got, answer) {
+			t.Errorf("frame %d: answer differs (-reference +program)\n%s\nquestion\n%s", n,
+				cmp.Diff(hex.Dump(answer), hex.Dump(got)), hex.Dump(frame))
+		}
+	}
+}
+
+func compareSlot(t *testing.T, server *Server, index uint32, want *shadow) {
+	t.Helper()
+	var s xaggSlot
+	if err := server.objects.Arena.Lookup(index, &s); err != nil {
+		t.Fatal(err)
+	}
+	got := shadow{s.Job, s.Epoch, uint16(s.Rank), s.Round, s.Mask, s.Tag, s.Amax, s.Sticky, s.Lanes}
+	clear(got.lanes[int(s.Blocks)*wire.BlockLanes:]) // of an earlier owner
+	if got != *want {
+		t.Errorf("slot %d: (-want +got)\n%s", index, cmp.Diff(*want, got, cmp.AllowUnexported(shadow{})))
+	}
+	if s.FirstNs > s.PreviousNs || s.PreviousNs > s.LastNs {
+		t.Errorf("slot %d: arrivals at %d, %d, %d", index, s.FirstNs, s.PreviousNs, s.LastNs)
+	}
+}
+
+// compareCounts compares reasons and statistics, and checks that the trace had every reason in it that a server has.
+func compareCounts(t *testing.T, server *Server, memory *Memory) {
+	t.Helper()
+	want, got := memory.reasons, [wire.NumReasons]uint64{}
+	got, err := server.Reasons()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != want {
+		t.Errorf("reasons: (-reference +program)\n%s", cmp.Diff(reasonMap(want), reasonMap(got)))
+	}
+	for r, n := range want {
+		switch reason := wire.Reason(r); reason {
+		case wire.ReasonPort, wire.ReasonSource, wire.ReasonSteered, wire.ReasonForwarded, wire.ReasonRoute, wire.ReasonTTL,
+			wire.ReasonReturned: // a switch's
+		default:
+			if n == 0 {
+				t.Errorf("reason %v never occurred: the trace does not cover it", reason)
+			}
+		}
+	}
+	for index := range uint32(MaxJobs) {
+		got, err := server.Ranks(index)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for rank := range got {
+			g, w := got[rank], memory.ranks[index][rank]
+			var inBuckets uint64
+			for _, n := range g.LagLog2 {
+				inBuckets += n
+			}
+			if g.Packets != w.Packets || inBuckets != g.Packets || g.LagMaxUs > g.LagSumUs {
+				t.Errorf("job index %d rank %d: %+v, reference %+v", index, rank, g, w)
+			}
+		}
+	}
+}
