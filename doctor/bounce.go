@@ -16,19 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"xagg/lab/netns"
+	"xagg/xdp"
 )
 
-// Mode is how an XDP program is attached to an interface.
-type Mode string
-
-// The modes.
-const (
-	Native  Mode = "native"  // the driver runs it before there is a socket buffer
-	Generic Mode = "generic" // the network stack runs it, on a copy
-)
-
-func (m Mode) flags() int {
-	if m == Native {
+// flags are the flags of an attachment in that mode.
+func flags(mode xdp.Mode) int {
+	if mode == xdp.Native {
 		return unix.XDP_FLAGS_DRV_MODE
 	}
 	return unix.XDP_FLAGS_SKB_MODE
@@ -102,7 +95,7 @@ func rate(ctx context.Context) error {
 }
 
 // bounce sends a frame from the switch of a lab to a server that runs the reflector, and waits for it to come back.
-func bounce(ctx context.Context, mode Mode) (err error) {
+func bounce(ctx context.Context, mode xdp.Mode) (err error) {
 	lab, err := netns.Create(ctx, server(0))
 	if err != nil {
 		return err
@@ -116,7 +109,7 @@ func bounce(ctx context.Context, mode Mode) (err error) {
 		defer prog.Close() // the interface keeps it
 		link, err := netlink.LinkByName(netns.HostInterface)
 		if err == nil {
-			err = netlink.LinkSetXdpFdWithFlags(link, prog.FD(), mode.flags())
+			err = netlink.LinkSetXdpFdWithFlags(link, prog.FD(), flags(mode))
 		}
 		if err != nil {
 			return fmt.Errorf("attach an XDP program in %s mode: %w", mode, err)

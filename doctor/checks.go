@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"xagg/lab/netns"
+	"xagg/xdp"
 )
 
 // The oldest kernel with all that the XDP program and the labs use, and the one that it is tested on.
@@ -114,14 +115,14 @@ func namespaces(_ context.Context, m Machine) Check {
 }
 
 func xdpNative(ctx context.Context, m Machine) Check {
-	if err := m.Bounce(ctx, Native); err != nil {
+	if err := m.Bounce(ctx, xdp.Native); err != nil {
 		return fail(rootOr(err, "servers can still run in generic mode, if that works: slower, for function only"), "%v", err)
 	}
 	return ok("a frame went out and came back over a veth")
 }
 
 func xdpGeneric(ctx context.Context, m Machine) Check {
-	if err := m.Bounce(ctx, Generic); err != nil {
+	if err := m.Bounce(ctx, xdp.Generic); err != nil {
 		return warn(rootOr(err, "needed only on interfaces whose driver has no native XDP"), "%v", err)
 	}
 	return ok("a frame went out and came back over a veth")

@@ -17,6 +17,7 @@ import (
 
 	"xagg/lab/netns"
 	"xagg/tests/require"
+	"xagg/xdp"
 )
 
 func TestWriteText(t *testing.T) {
@@ -125,7 +126,7 @@ func with(says map[string]string) Machine {
 			return said, nil
 		},
 		Namespaces: func() error { return nil },
-		Bounce:     func(context.Context, Mode) error { return nil },
+		Bounce:     func(context.Context, xdp.Mode) error { return nil },
 		Rate:       func(context.Context) error { return nil },
 		Records:    func() ([]netns.Record, error) { return []netns.Record{{ID: "a", Alive: true}}, nil },
 	}
@@ -155,9 +156,9 @@ func TestIncompleteMachines(t *testing.T) {
 	file := func(text string) Machine {
 		return change(func(m *Machine) { m.ReadFile = func(string) ([]byte, error) { return []byte(text), nil } })
 	}
-	bounce := func(bad Mode, err error) Machine {
+	bounce := func(bad xdp.Mode, err error) Machine {
 		return change(func(m *Machine) {
-			m.Bounce = func(_ context.Context, mode Mode) error {
+			m.Bounce = func(_ context.Context, mode xdp.Mode) error {
 				if mode == bad {
 					return err
 				}
@@ -179,9 +180,9 @@ func TestIncompleteMachines(t *testing.T) {
 		{"privileges", file("Name:\txagg\n"), Fail, "read capabilities", "sudo"},
 		{"namespaces", change(func(m *Machine) { m.Namespaces = func() error { return netns.ErrNotPermitted } }),
 			Fail, "need root", "sudo"},
-		{"XDP native", bounce(Native, lost), Fail, "did not come back", "generic mode"},
-		{"XDP native", bounce(Native, fmt.Errorf("create lab: %w", netns.ErrNotPermitted)), Fail, "need root", "sudo"},
-		{"XDP generic", bounce(Generic, lost), Warn, "did not come back", "driver"},
+		{"XDP native", bounce(xdp.Native, lost), Fail, "did not come back", "generic mode"},
+		{"XDP native", bounce(xdp.Native, fmt.Errorf("create lab: %w", netns.ErrNotPermitted)), Fail, "need root", "sudo"},
+		{"XDP generic", bounce(xdp.Generic, lost), Warn, "did not come back", "driver"},
 		{"BTF", change(func(m *Machine) { m.FSType = func(string) (int64, error) { return 0, fs.ErrNotExist } }),
 			Warn, "does not exist", "CONFIG_DEBUG_INFO_BTF"},
 		{"bpffs", change(func(m *Machine) { m.FSType = func(string) (int64, error) { return unix.SYSFS_MAGIC, nil } }),

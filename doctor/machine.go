@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"xagg/lab/netns"
+	"xagg/xdp"
 )
 
 // Machine is how the checks see a machine.
@@ -28,7 +29,7 @@ type Machine struct {
 	Namespaces func() error
 	// Bounce sends a frame to an XDP program over the link of a lab that it makes, and waits for the frame to come
 	// back.
-	Bounce func(ctx context.Context, mode Mode) error
+	Bounce func(ctx context.Context, mode xdp.Mode) error
 	// Rate puts a token bucket on such a link.
 	Rate func(ctx context.Context) error
 	// Records returns the records of labs.

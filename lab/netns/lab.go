@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -35,6 +36,7 @@ type Lab struct {
 	spec     Spec
 	spaces   map[string]*space // by the name in the lab
 	ends     []end             // of all links
+	closers  []io.Closer       // XDP programs
 	launcher *launcher
 
 	mu       sync.Mutex
@@ -188,6 +190,9 @@ func (l *Lab) Close() error {
 		l.children[i].Stop()
 	}
 	l.launcher.close()
+	for _, c := range l.closers {
+		c.Close() // its interface goes in any case
+	}
 	for _, s := range l.spaces {
 		s.close()
 	}

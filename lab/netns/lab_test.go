@@ -234,7 +234,7 @@ func TestRate(t *testing.T) {
 // passes the rest.
 func reflect(t *testing.T, lab *Lab, host string) {
 	t.Helper()
-	const tx = 3
+	const pass, tx = 2, 3
 	var ins asm.Instructions
 	ins = append(ins,
 		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // data
@@ -258,7 +258,7 @@ func reflect(t *testing.T, lab *Lab, host string) {
 	swap(26, 30, asm.Word) // IPv4 addresses
 	swap(34, 36, asm.Half) // UDP ports
 	ins = append(ins, asm.Mov.Imm(asm.R0, tx), asm.Return(),
-		asm.Mov.Imm(asm.R0, xdpPass).WithSymbol("pass"), asm.Return())
+		asm.Mov.Imm(asm.R0, pass).WithSymbol("pass"), asm.Return())
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Instructions: ins, License: "Apache-2.0"})
 	if err != nil {
 		t.Fatal(err)

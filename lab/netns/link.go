@@ -8,10 +8,10 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"xagg/xdp"
 )
 
 // mtu is every link's: the protocol's longest packet fits, and native XDP takes no more than 3,506 on a veth.
@@ -38,7 +38,7 @@ func (l *Lab) connect(h Host) error {
 		if err := bridge.join(bridgeDown, bridgeUp); err != nil {
 			return err
 		}
-		if err := bridge.passXDP(bridgeDown); err != nil {
+		if err := l.passXDP(bridge, bridgeDown); err != nil {
 			return err
 		}
 		// A veth that gets an XDP program turns GRO on by itself.
@@ -168,35 +168,26 @@ func (s *space) limit(iface string, rate uint64) error {
 	return nil
 }
 
-// passXDP attaches, natively, an XDP program that passes every frame. It stays as long as the interface.
-func (s *space) passXDP(iface string) error {
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name:         "xagg_pass",
-		Type:         ebpf.XDP,
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, xdpPass), asm.Return()},
-		License:      "Apache-2.0",
-	})
-	if err != nil {
-		return fmt.Errorf("load the passing XDP program: %w", err)
-	}
-	defer prog.Close()
-	err = onThread(func() error {
+// passXDP attaches, natively, an XDP program that passes every frame. The lab holds it until it is closed.
+func (l *Lab) passXDP(s *space, iface string) error {
+	err := onThread(func() error {
 		return s.enter(func() error {
-			link, err := netlink.LinkByName(iface)
+			i, err := net.InterfaceByName(iface)
 			if err != nil {
 				return err
 			}
-			return netlink.LinkSetXdpFdWithFlags(link, prog.FD(), unix.XDP_FLAGS_DRV_MODE)
+			pass, err := xdp.AttachPass(i.Index, xdp.Native)
+			if err == nil {
+				l.closers = append(l.closers, pass)
+			}
+			return err
 		})
 	})
 	if err != nil {
-		return fmt.Errorf("attach the passing XDP program to %s:%s natively: %w", s.name, iface, err)
+		return fmt.Errorf("let native XDP through %s:%s: %w", s.name, iface, err)
 	}
 	return nil
 }
-
-// xdpPass is XDP_PASS of enum xdp_action.
-const xdpPass = 2
 
 // offloads are the ethtool commands that turn features off which would put other frames on a link than a wire
 // carries: checksums left for the card to fill in, and frames longer than the MTU.
