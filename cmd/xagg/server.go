@@ -1,0 +1,59 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"xagg/xdp"
+)
+
+func newServerCommand(env *env) *cobra.Command {
+	cfg := xdp.Config{Memory: 64 << 20, Mode: xdp.Auto}
+	cmd := &cobra.Command{
+		Use:   "server --interface NAME",
+		Short: "Run an aggregation server: an XDP program on an interface, and its agent",
+		Long: `Attaches the aggregation program to an interface and serves the agent through which a
+controller leases its memory to jobs, until it is interrupted. Traffic that is not for
+UDP port 19860 passes to the network stack as before. Nothing is left when it ends.
+
+The memory holds whole vectors: a job takes 1,088 bytes for every 256 lanes of its
+largest vector, times the number of rounds that it is deep (at least 2).
+
+In native mode the program runs in the interface's driver. Where the driver cannot do
+that, auto falls back to generic mode, which copies every frame, and warns. On a veth
+pair in native mode the other end needs a native XDP program as well; if it is in the
+same network namespace, the server attaches one that passes everything.`,
+		Example: `  xagg server --interface eth0 --memory 1GiB --listen 10.77.1.1:19861`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cfg.Interface == "" {
+				return usagef("--interface is missing: the interface that the workers' packets arrive at")
+			}
+			if _, err := cfg.Memory.Slots(); err != nil {
+				return usagef("--memory: %w", err)
+			}
+			if cfg.Name == "" {
+				name, err := os.Hostname()
+				if err != nil {
+					return fmt.Errorf("name the server after the host: %w; give a name with --name", err)
+				}
+				cfg.Name = name
+			}
+			err := xdp.Serve(cmd.Context(), cfg, env.log)
+			if errors.Is(err, xdp.ErrPrivileges) {
+				return &exitError{exitEnvironment, err}
+			}
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&cfg.Interface, "interface", "", "interface that the workers' packets arrive at")
+	flags.Var(&cfg.Memory, "memory", "memory for slots: a whole number with KiB, MiB or GiB")
+	flags.StringVar(&cfg.Listen, "listen", "127.0.0.1:19861", "address of the agent: HOST:PORT or unix:PATH; it is not authenticated")
+	flags.StringVar(&cfg.Name, "name", "", "what the controller calls the server (default: the host's name)")
+	flags.Var(&cfg.Mode, "xdp-mode", "where the program runs: auto, native, generic")
+	return cmd
+}
