@@ -169,11 +169,11 @@ func TestAllReduceSplit(t *testing.T) {
 
 // TestAllReduceFaults: loss, duplication and reordering on every hop change nothing but the number of packets.
 func TestAllReduceFaults(t *testing.T) {
-	const size = 20*256 + 7
+	const size = 8*256 + 7
 	for mode, cfg := range modes(4) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			cfg.seed, cfg.loss, cfg.dup, cfg.delay = 11, 0.05, 0.05, 6
+			cfg.seed, cfg.loss, cfg.dup, cfg.delay = 11, 0.04, 0.05, 4
 			n := newTestnet(t, cfg)
 			workers, recorders := n.joinObserved(t)
 			var all [][]float32

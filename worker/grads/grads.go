@@ -39,6 +39,22 @@ func (s *Set) Len(step int) int { return s.lens[step] }
 // MaxLen returns the length of the longest vectors.
 func (s *Set) MaxLen() int { return slices.Max(s.lens) }
 
+// RepeatsPerStep is how often Schedule takes each step before it goes on to the next.
+const RepeatsPerStep = 3
+
+// Schedule returns the step of every all-reduce of a run: each RepeatsPerStep times, over and over until there are
+// enough. rounds 0 stands for one pass over the steps.
+func (s *Set) Schedule(rounds int) []int {
+	if rounds == 0 {
+		rounds = RepeatsPerStep * len(s.steps)
+	}
+	steps := make([]int, rounds)
+	for i := range steps {
+		steps[i] = i / RepeatsPerStep % len(s.steps)
+	}
+	return steps
+}
+
 // Vector returns a fresh copy of the vector of a step and a rank. NaN and Inf are errors that name rank and index.
 func (s *Set) Vector(step, rank int) ([]float32, error) {
 	if step < 0 || step >= len(s.steps) {
