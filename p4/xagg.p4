@@ -693,7 +693,7 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
         if (standard_metadata.parser_error != error.NoError) {
             meta.reason = SHORT;
         } else if (hdr.packet_out.isValid()) {
-            if (hdr.x.isValid() && hdr.x.type == CTRL) {
+            if (hdr.x.isValid() && hdr.x.version == VERSION && hdr.x.type == CTRL) {
                 if (hdr.x.seq < SLOTS) {
                     read_slot();
                     meta.dest = TO_CPU;
@@ -873,8 +873,11 @@ control XaggEgress(inout headers_t hdr, inout metadata_t meta, inout standard_me
 
 control Compute(inout headers_t hdr, inout metadata_t meta) {
     apply {
-        update_checksum(hdr.x.isValid(), { IPV4_COVERS }, hdr.ipv4.checksum, HashAlgorithm.csum16);
-        update_checksum(hdr.x.isValid() && hdr.x.type == PARTIAL, { UDP_COVERS }, hdr.udp.checksum, HashAlgorithm.csum16);
+        // What the controller sends out leaves as it is.
+        update_checksum(hdr.x.isValid() && meta.dest != TO_PORT,
+            { IPV4_COVERS }, hdr.ipv4.checksum, HashAlgorithm.csum16);
+        update_checksum(hdr.x.isValid() && meta.dest != TO_PORT && hdr.x.type == PARTIAL,
+            { UDP_COVERS }, hdr.udp.checksum, HashAlgorithm.csum16);
     }
 }
 
