@@ -112,26 +112,41 @@ func (a *Agent) Arm(_ context.Context, req *api.ArmRequest) (*api.ArmReply, erro
 	return &api.ArmReply{}, nil
 }
 
-// Remove implements [api.AgentServer]. A plan that is not there is removed already.
+// Remove implements [api.AgentServer]. A plan that is not there is removed already; job 0 stands for every plan.
 func (a *Agent) Remove(_ context.Context, req *api.RemoveRequest) (*api.RemoveReply, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if req.Job == 0 {
+		for job, epochs := range a.epochs {
+			for epoch := range epochs {
+				if err := a.remove(job, epoch); err != nil {
+					return nil, err
+				}
+			}
+		}
+		return &api.RemoveReply{}, nil
+	}
 	job, epoch, err := planKeyOf(req.Job, req.Epoch)
 	if err != nil {
 		return nil, err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !a.epochs[job][epoch] {
-		return &api.RemoveReply{}, nil
+	if a.epochs[job][epoch] {
+		err = a.remove(job, epoch)
 	}
+	return &api.RemoveReply{}, err
+}
+
+// remove takes a plan away that is there, and the job's lease with its last one; a is locked.
+func (a *Agent) remove(job, epoch uint16) error {
 	if err := a.store.Remove(job, epoch); err != nil {
-		return nil, status.Errorf(codes.Internal, "remove job %d epoch %d: %v", job, epoch, err)
+		return status.Errorf(codes.Internal, "remove job %d epoch %d: %v", job, epoch, err)
 	}
 	delete(a.epochs[job], epoch)
 	if len(a.epochs[job]) == 0 {
 		delete(a.epochs, job)
 		a.leases.release(job)
 	}
-	return &api.RemoveReply{}, nil
+	return nil
 }
 
 // Stats implements [api.AgentServer].
