@@ -22,3 +22,19 @@ test: ## run all tests
 .PHONY: generate
 generate: ## regenerate what is generated (needs clang, protoc; p4c where installed)
 	go generate ./...
+
+.PHONY: demo-mininet
+demo-mininet: build ## run the demo in Mininet (needs root and Debian's mininet)
+	/usr/bin/python3 bmv2/mininet/demo.py
+
+.PHONY: doctor
+doctor: build ## say what this machine has and how to get the rest
+	./build/xagg doctor
+
+.PHONY: bench
+bench: ## run all benchmarks
+	go test -run '^$$' -bench . ./...
+
+.PHONY: ci
+ci: ## everything that a submission has to pass (installs packages; needs root)
+	bash .ci/run
