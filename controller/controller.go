@@ -2,15 +2,53 @@ package controller
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"xagg/api"
+	"xagg/controller/p4rt"
+)
+
+const (
+	// writeTimeout bounds one write to a switch or an agent.
+	writeTimeout = 10 * time.Second
+	// readTimeout bounds what a status reads from each device.
+	readTimeout = 3 * time.Second
 )
 
 // Controller is a running or about to run controller. See [New].
 type Controller struct {
-	cfg  Config
-	log  *slog.Logger
-	dial Dialer
+	cfg      Config
+	log      *slog.Logger
+	dial     Dialer
+	election p4rt.ElectionID
+	program  *p4rt.Program
+	base     objects // wanted whether there are jobs or not
+
+	mu     sync.Mutex
+	intent intent
+	meets  map[string]*rendezvous // by job
+	errs   map[string]error       // by job: what kept its objects from being installed last time
+
+	// applying serializes whatever is written to devices; it is never asked for while mu is held.
+	applying sync.Mutex
+	have     map[uint16]objects // installed, by owner: an incarnation's job id, or baseOwner
+
+	links     links
+	questions atomic.Uint32  // asked by ReadSlot
+	running   sync.WaitGroup // what outlives the call that began it
 }
 
 // Dialer connects to the gRPC server at an address of the configuration: host:port or unix:PATH, or whatever the
@@ -26,21 +64,298 @@ func WithLogger(log *slog.Logger) Option { return func(c *Controller) { c.log = 
 // WithDialer replaces the way to the switch and to the servers' agents, for instance by in-memory connections.
 func WithDialer(dial Dialer) Option { return func(c *Controller) { c.dial = dial } }
 
-// New checks the configuration and the embedded P4 program. It connects to nothing: see [Controller.Run].
+// WithElectionID replaces the election id, which is the time of New: the controller that was started last is primary.
+func WithElectionID(id p4rt.ElectionID) Option { return func(c *Controller) { c.election = id } }
+
+// New checks the configuration and the embedded P4 program, and plans the configured jobs. It connects to nothing:
+// see [Controller.Run].
 func New(cfg Config, opts ...Option) (*Controller, error) {
-	panic("not written")
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("check configuration: %w", err)
+	}
+	program, slots, err := loadProgram()
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	c := &Controller{
+		cfg:      cfg,
+		log:      slog.New(slog.DiscardHandler),
+		dial:     dialNet,
+		election: p4rt.ElectionID{Low: uint64(now.UnixNano())},
+		program:  program,
+		meets:    make(map[string]*rendezvous),
+		errs:     make(map[string]error),
+		have:     make(map[uint16]objects),
+	}
+	for _, opt := range opts {
+		opt(c)
+	}
+	c.base = desiredBase(&c.cfg)
+	c.intent = intent{
+		cfg:   &c.cfg,
+		slots: slots,
+		sizes: program.TableSizes(),
+		// Job ids go on from where an earlier controller of this switch is unlikely to have been lately: its packets
+		// may still be under way.
+		nextID: uint16(now.UnixMilli()),
+		jobs:   make(map[string]*job),
+	}
+	for i, spec := range c.cfg.Jobs {
+		if _, err := c.intent.create(spec); err != nil {
+			return nil, fmt.Errorf("plan job %q: %w", spec.Name, under(fmt.Sprintf("jobs[%d]", i), err))
+		}
+		c.meets[spec.Name] = newRendezvous(spec.Name, spec.Ranks)
+		c.errs[spec.Name] = errNotInstalled
+	}
+	c.links.init(&c.cfg)
+	return c, nil
 }
 
+var errNotInstalled = errors.New("its plan is not installed on the servers yet")
+
+// baseOwner owns what the switch has whether there are jobs or not. No job has this id.
+const baseOwner = 0
+
 // Listen opens a listener at an address of the configuration: host:port or unix:PATH. A socket that a dead process
-// left behind is replaced.
-func Listen(address string) (net.Listener, error) { panic("not written") }
+// left behind is replaced; one that answers is in use.
+func Listen(address string) (net.Listener, error) {
+	if err := checkAddress(address); err != nil {
+		return nil, fmt.Errorf("listen: address %w", err)
+	}
+	path, isUnix := strings.CutPrefix(address, "unix:")
+	if !isUnix {
+		lis, err := net.Listen("tcp", address)
+		if err != nil {
+			return nil, fmt.Errorf("listen: %w", err)
+		}
+		return lis, nil
+	}
+	lis, err := net.Listen("unix", path)
+	if err == nil {
+		return lis, nil
+	}
+	if info, serr := os.Lstat(path); serr != nil || info.Mode().Type() != fs.ModeSocket {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	if conn, derr := net.Dial("unix", path); derr == nil {
+		conn.Close()
+		return nil, fmt.Errorf("listen: %w: another process answers there", err)
+	}
+	if err := os.Remove(path); err != nil {
+		return nil, fmt.Errorf("listen: replace the socket of a dead process: %w", err)
+	}
+	if lis, err = net.Listen("unix", path); err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	return lis, nil
+}
 
-// Run connects to the switch and to the servers' agents, keeps them programmed, creates the configured jobs and
-// serves the API on lis, until ctx ends (it then returns nil) or something is wrong that trying again does not
-// mend: a configured job that is refused, a switch that refuses the program, a listener that fails. It closes lis and
-// every connection before it returns.
-func (c *Controller) Run(ctx context.Context, lis net.Listener) error { panic("not written") }
+// dialNet is the default Dialer.
+func dialNet(ctx context.Context, address string) (net.Conn, error) {
+	var d net.Dialer
+	if path, ok := strings.CutPrefix(address, "unix:"); ok {
+		return d.DialContext(ctx, "unix", path)
+	}
+	return d.DialContext(ctx, "tcp", address)
+}
 
-// Ready waits until the switch and every server are programmed and the configured jobs exist, or until ctx ends; the
-// error then says what was not ready and why.
-func (c *Controller) Ready(ctx context.Context) error { panic("not written") }
+// Run connects to the switch and to the servers' agents, keeps them programmed and serves the API on lis, until ctx
+// ends (it then returns nil) or lis fails. A switch or an agent that goes away is tried again until it is back. Run
+// closes lis and every connection before it returns, and may be called once.
+func (c *Controller) Run(ctx context.Context, lis net.Listener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	srv := grpc.NewServer(grpc.WaitForHandlers(true))
+	api.RegisterControllerServer(srv, &service{c: c, ctx: ctx})
+
+	c.running.Go(func() { c.keepSwitch(ctx) })
+	for _, s := range c.cfg.Servers {
+		c.running.Go(func() { c.keepAgent(ctx, s) })
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(lis) }()
+	c.log.Info("serving", "address", lis.Addr().String(), "switch", c.cfg.Switch.Name, "jobs", len(c.cfg.Jobs))
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-served:
+		err = fmt.Errorf("serve API at %s: %w", lis.Addr(), err)
+	}
+	cancel()
+	srv.Stop()
+	c.running.Wait()
+	return err
+}
+
+// Ready waits until the switch is programmed, every server is reachable, and every job's part on the servers is
+// installed, or until ctx ends; the error then says what was not ready and why.
+func (c *Controller) Ready(ctx context.Context) error {
+	for {
+		changed := c.links.changed()
+		err := c.unready()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("controller is not ready: %w", err)
+		}
+	}
+}
+
+// unready returns what is not ready, or nil.
+func (c *Controller) unready() error {
+	errs := []error{c.links.unready()}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, j := range c.intent.sorted() {
+		if err := c.errs[j.spec.Name]; err != nil {
+			errs = append(errs, fmt.Errorf("job %q: %w", j.spec.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// wanted returns what an owner wants installed: nothing where no job has the id any more.
+func (c *Controller) wanted(owner uint16) objects {
+	if owner == baseOwner {
+		return c.base
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if j := c.intent.byID(owner); j != nil {
+		return desiredJob(&c.intent, j)
+	}
+	return newObjects()
+}
+
+// apply makes the devices have what an owner wants, after what is left of owners that are no more is gone from the
+// switch: the owner may have been given their slots, groups and replica numbers.
+func (c *Controller) apply(ctx context.Context, owner uint16) error {
+	c.applying.Lock()
+	defer c.applying.Unlock()
+	err := c.bury(ctx)
+	if err == nil {
+		err = c.applyOne(ctx, owner)
+	}
+	c.mu.Lock()
+	news := false
+	if j := c.intent.byID(owner); j != nil {
+		news = fmt.Sprint(err) != fmt.Sprint(c.errs[j.spec.Name])
+		c.errs[j.spec.Name] = err
+	}
+	c.mu.Unlock()
+	if news { // and only then: who waits for a change tries again
+		c.links.announce()
+	}
+	return err
+}
+
+// bury removes what is installed of incarnations that are no more. A server that cannot be reached keeps its part until
+// it is back, which harms nobody; only what is left on the switch is an error. c.applying is held.
+func (c *Controller) bury(ctx context.Context) error {
+	var errs []error
+	for _, owner := range slices.Sorted(maps.Keys(c.have)) {
+		c.mu.Lock()
+		alive := owner == baseOwner || c.intent.byID(owner) != nil
+		c.mu.Unlock()
+		if alive {
+			continue
+		}
+		if err := c.applyOne(ctx, owner); err != nil {
+			if len(c.have[owner].entities) > 0 {
+				errs = append(errs, fmt.Errorf("remove what is left of job %d: %w", owner, err))
+			} else {
+				c.log.Warn("a server still has the plan of a job that is no more", "job", owner, "err", err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// applyOne carries out the steps from what an owner has to what it wants. It stops at the first that fails, but tries
+// every removal from a server: nothing depends on those. c.applying is held.
+func (c *Controller) applyOne(ctx context.Context, owner uint16) error {
+	want := c.wanted(owner)
+	have, ok := c.have[owner]
+	if !ok {
+		have = newObjects()
+		c.have[owner] = have
+	}
+	var errs []error
+	for _, s := range diff(have, want) {
+		sent, err := c.do(ctx, s)
+		if err == nil {
+			s.done(have, want)
+			continue
+		}
+		if sent {
+			s.doubted(have, want)
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", s, err))
+		if !s.remove || s.server == "" {
+			break
+		}
+	}
+	if have.empty() {
+		delete(c.have, owner)
+	}
+	return errors.Join(errs...)
+}
+
+// do carries out a step. sent is false when nothing left for the device.
+func (c *Controller) do(ctx context.Context, s step) (sent bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	if s.server != "" {
+		return c.doServer(ctx, s)
+	}
+	session, err := c.links.session()
+	if err != nil {
+		return false, err
+	}
+	if s.remove {
+		return true, session.Delete(ctx, s.entities...)
+	}
+	return true, session.Upsert(ctx, s.entities...)
+}
+
+func (c *Controller) doServer(ctx context.Context, s step) (sent bool, err error) {
+	client, err := c.links.agent(s.server)
+	if err != nil {
+		return false, err
+	}
+	if s.remove {
+		_, err = client.Remove(ctx, &api.RemoveRequest{Job: uint32(s.key.job), Epoch: uint32(s.key.epoch)})
+		return true, err
+	}
+	_, err = client.Install(ctx, &api.ServerPlan{
+		Job:        uint32(s.key.job),
+		Epoch:      uint32(s.key.epoch),
+		Ranks:      s.plan.ranks,
+		Chunks:     s.plan.chunks,
+		Rounds:     s.plan.rounds,
+		ServiceIp:  c.cfg.Service.IP.String(),
+		ServiceMac: c.cfg.Service.MAC.String(),
+	})
+	return true, err
+}
+
+// applyAll applies the base, then every job. What fails is logged and tried again when a device comes back; the base's
+// failure alone is returned, since nothing works without it.
+func (c *Controller) applyAll(ctx context.Context) error {
+	if err := c.apply(ctx, baseOwner); err != nil && !errors.Is(err, errNotReady) {
+		return err
+	}
+	c.mu.Lock()
+	jobs := c.intent.sorted()
+	c.mu.Unlock()
+	for _, j := range jobs {
+		if err := c.apply(ctx, j.id); err != nil {
+			c.log.Warn("job is not installed yet", "job", j.spec.Name, "err", err)
+		}
+	}
+	return nil
+}

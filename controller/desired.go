@@ -50,6 +50,8 @@ func newObjects() objects {
 	return objects{entities: make(map[string]placed), plans: make(map[planKey]serverPlan)}
 }
 
+func (o objects) empty() bool { return len(o.entities) == 0 && len(o.plans) == 0 }
+
 func (o objects) add(p phase, e p4rt.Entity) { o.entities[e.Key()] = placed{phase: p, entity: e} }
 
 func num[T ~int | ~uint8 | ~uint16 | ~uint32 | ~uint64](v T) p4rt.Value { return p4rt.Uint(uint64(v)) }

@@ -86,6 +86,16 @@ func (in *intent) sorted() []*job {
 	return slices.SortedFunc(maps.Values(in.jobs), func(a, b *job) int { return cmp.Compare(a.spec.Name, b.spec.Name) })
 }
 
+// byID returns the job with an id, or nil.
+func (in *intent) byID(id uint16) *job {
+	for _, j := range in.jobs {
+		if j.id == id {
+			return j
+		}
+	}
+	return nil
+}
+
 func (in *intent) taken(of func(*job) span) []span {
 	var spans []span
 	for _, j := range in.jobs {
@@ -188,10 +198,9 @@ func (in *intent) freshID() uint16 {
 	for {
 		id := in.nextID
 		in.nextID++
-		if id == 0 || slices.ContainsFunc(in.sorted(), func(j *job) bool { return j.id == id }) {
-			continue
+		if id != 0 && in.byID(id) == nil {
+			return id
 		}
-		return id
 	}
 }
 

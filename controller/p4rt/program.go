@@ -203,6 +203,15 @@ func (p *Program) Cookie() uint64 { return p.cookie }
 // Registers returns the sizes of the program's registers by name.
 func (p *Program) Registers() map[string]int { return maps.Clone(p.regs) }
 
+// TableSizes returns the number of entries that each table takes, by its name.
+func (p *Program) TableSizes() map[string]int {
+	sizes := make(map[string]int, len(p.tables))
+	for name, tab := range p.tables {
+		sizes[name] = int(tab.size)
+	}
+	return sizes
+}
+
 // CounterSize returns the number of cells of an indirect counter.
 func (p *Program) CounterSize(name string) (int, bool) {
 	c, ok := p.counters[name]

@@ -1,0 +1,179 @@
+package controller
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"xagg/policy"
+)
+
+// state is how far an incarnation of a job is.
+type state string
+
+const (
+	stateWaiting    state = "waiting"    // for ranks to join
+	stateInstalling state = "installing" // all have joined, the switch is being programmed
+	stateRunning    state = "running"
+	stateFinished   state = "finished" // all have left
+	stateAborted    state = "aborted"
+)
+
+// rendezvous is where the ranks of one incarnation of a job meet and part. It is pure but for two channels, which
+// only ever close.
+type rendezvous struct {
+	job   string
+	seats []*seat // by rank; nil = free
+	left  uint64  // mask
+	state state
+	err   error    // stateAborted: why
+	odd   []uint32 // stateAborted: the ranks that caused it
+
+	ready chan struct{} // closed when the state becomes running
+	over  chan struct{} // closed when the state becomes finished or aborted
+}
+
+// seat is a rank that has joined.
+type seat struct {
+	member member
+	digest string
+}
+
+func newRendezvous(job string, ranks int) *rendezvous {
+	return &rendezvous{
+		job: job, seats: make([]*seat, ranks), state: stateWaiting,
+		ready: make(chan struct{}), over: make(chan struct{}),
+	}
+}
+
+// joined returns the mask of ranks that have joined.
+func (r *rendezvous) joined() (mask uint64) {
+	for rank, s := range r.seats {
+		if s != nil {
+			mask |= 1 << rank
+		}
+	}
+	return mask
+}
+
+// ended reports whether nobody can join any more.
+func (r *rendezvous) ended() bool { return r.state == stateFinished || r.state == stateAborted }
+
+// seatError says that a rank cannot join.
+type seatError struct{ msg string }
+
+func (e *seatError) Error() string { return e.msg }
+
+// join takes a rank's seat. When it was the last one the state becomes installing, or aborted if the ranks do not
+// agree.
+func (r *rendezvous) join(rank int, s seat) error {
+	if r.seats[rank] != nil {
+		return &seatError{fmt.Sprintf("rank %d of job %q has joined already, from %s; it must leave first, or the job be removed",
+			rank, r.job, r.seats[rank].member.host.IP)}
+	}
+	for other, t := range r.seats {
+		if t != nil && t.member.host.IP == s.member.host.IP && t.member.udpPort == s.member.udpPort {
+			return &seatError{fmt.Sprintf("rank %d of job %q receives at %s port %d already; rank %d needs another port",
+				other, r.job, s.member.host.IP, s.member.udpPort, rank)}
+		}
+	}
+	r.seats[rank] = &s
+	if slices.Contains(r.seats, nil) {
+		return nil
+	}
+	if odd, err := r.disagreement(); err != nil {
+		r.abort(err, odd)
+		return nil
+	}
+	r.state = stateInstalling
+	return nil
+}
+
+// disagreement finds the ranks whose digest is not the one that most have; of equally common ones the lowest rank's
+// counts.
+func (r *rendezvous) disagreement() (odd []uint32, err error) {
+	count := make(map[string]int)
+	for _, s := range r.seats {
+		count[s.digest]++
+	}
+	if len(count) == 1 {
+		return nil, nil
+	}
+	common := r.seats[0].digest
+	for _, s := range r.seats {
+		if count[s.digest] > count[common] {
+			common = s.digest
+		}
+	}
+	byDigest := make(map[string]uint64)
+	for rank, s := range r.seats {
+		if s.digest != common {
+			odd = append(odd, uint32(rank))
+			byDigest[s.digest] |= 1 << rank
+		}
+	}
+	var parts []string
+	for _, digest := range slices.Sorted(maps.Keys(byDigest)) {
+		parts = append(parts, fmt.Sprintf("rank %s has %q", policy.FormatMask(byDigest[digest]), digest))
+	}
+	return odd, fmt.Errorf("the ranks disagree on the number of ranks, the length, the chunking or the type: %s, the others have %q",
+		strings.Join(parts, ", "), common)
+}
+
+// members returns where the ranks are; all must have joined.
+func (r *rendezvous) members() []member {
+	members := make([]member, len(r.seats))
+	for rank, s := range r.seats {
+		members[rank] = s.member
+	}
+	return members
+}
+
+// installed lets the ranks go.
+func (r *rendezvous) installed() {
+	if r.state == stateInstalling {
+		r.state = stateRunning
+		close(r.ready)
+	}
+}
+
+// gone tells that a rank is no longer there. Before all have joined its seat is free again; later, unless it left,
+// that is the end for all.
+func (r *rendezvous) gone(rank int) {
+	switch {
+	case r.ended() || r.left&(1<<rank) != 0:
+	case r.state == stateWaiting:
+		r.seats[rank] = nil
+	default:
+		r.abort(fmt.Errorf("rank %d on host %s went away without leaving", rank, r.seats[rank].member.host.Name),
+			[]uint32{uint32(rank)})
+	}
+}
+
+// leave tells that a rank has finished. When it was the last one the state becomes finished.
+func (r *rendezvous) leave(rank int) error {
+	if r.state != stateRunning && !r.ended() {
+		return &seatError{fmt.Sprintf("job %q is %s: rank %d cannot leave what has not begun", r.job, r.state, rank)}
+	}
+	r.left |= 1 << rank
+	if r.state == stateRunning && r.left == r.joined() {
+		r.state = stateFinished
+		close(r.over)
+	}
+	return nil
+}
+
+// abort ends it for all, with the ranks that caused it.
+func (r *rendezvous) abort(err error, odd []uint32) {
+	if r.ended() {
+		return
+	}
+	r.state, r.err, r.odd = stateAborted, err, odd
+	close(r.over)
+}
+
+var (
+	errRemoved = errors.New("the job was removed")
+)

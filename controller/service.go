@@ -1,0 +1,430 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"xagg/api"
+	"xagg/policy"
+	"xagg/wire"
+)
+
+// service answers the API.
+type service struct {
+	api.UnimplementedControllerServer
+	c   *Controller
+	ctx context.Context // ends with Run
+}
+
+// apiError gives an error the status code that the API promises.
+func apiError(err error) error {
+	var (
+		fieldErr *policy.FieldError
+		slotsErr *policy.SlotsError
+		existErr *existsError
+		fullErr  *exhaustedError
+		seatErr  *seatError
+	)
+	code := codes.Unknown
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &fieldErr):
+		code = codes.InvalidArgument
+	case errors.As(err, &slotsErr), errors.As(err, &fullErr):
+		code = codes.ResourceExhausted
+	case errors.As(err, &existErr):
+		code = codes.AlreadyExists
+	case errors.As(err, &seatErr):
+		code = codes.FailedPrecondition
+	case errors.Is(err, errNotReady):
+		code = codes.Unavailable
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		code = status.FromContextError(err).Code()
+	default:
+		if st, ok := status.FromError(err); ok { // of a device, wrapped
+			code = st.Code()
+		}
+	}
+	return status.Error(code, err.Error())
+}
+
+func invalid(name, format string, args ...any) error { return apiError(fieldf(name, format, args...)) }
+
+// Status implements the API.
+func (s *service) Status(ctx context.Context, _ *api.StatusRequest) (*api.StatusReply, error) {
+	return s.c.status(ctx), nil
+}
+
+// CreateJob implements the API.
+func (s *service) CreateJob(_ context.Context, req *api.CreateJobRequest) (*api.Job, error) {
+	spec := JobSpec{Name: req.GetName(), Ranks: int(req.GetRanks()), MaxElems: req.GetMaxElems()}
+	if p := req.GetPolicy(); p != nil {
+		rule := policy.Static{
+			Rule: p.GetRule(), Mode: policy.Mode(p.GetMode()), Servers: p.GetServers(), Pool: int(p.GetPool()),
+		}
+		for _, r := range p.GetSteer() {
+			rule.Steer = append(rule.Steer, int(r))
+		}
+		spec.Policy = &rule
+	}
+	// Not the caller's context: a caller that goes away must not leave half a job.
+	job, err := s.c.createJob(s.ctx, spec)
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return job, nil
+}
+
+// createJob plans a job and installs its part on the servers; when that fails the job is no more.
+func (c *Controller) createJob(ctx context.Context, spec JobSpec) (*api.Job, error) {
+	c.mu.Lock()
+	j, err := c.intent.create(spec)
+	if err == nil {
+		c.meets[spec.Name] = newRendezvous(spec.Name, spec.Ranks)
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return nil, fmt.Errorf("create job %q: %w", spec.Name, err)
+	}
+	if err := c.apply(ctx, j.id); err != nil {
+		if rerr := c.dropJob(ctx, spec.Name, err); rerr != nil {
+			c.log.Warn("job that was not created is not removed everywhere yet", "job", spec.Name, "err", rerr)
+		}
+		return nil, fmt.Errorf("create job %q: %w", spec.Name, err)
+	}
+	c.log.Info("job created", "job", spec.Name, "id", j.id, "plan", j.decision.Explanation)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.describe(j), nil
+}
+
+// RemoveJob implements the API.
+func (s *service) RemoveJob(_ context.Context, req *api.RemoveJobRequest) (*api.RemoveJobReply, error) {
+	if !s.c.hasJob(req.GetName()) {
+		return nil, noJob(req.GetName())
+	}
+	if err := s.c.dropJob(s.ctx, req.GetName(), errRemoved); err != nil {
+		return nil, apiError(fmt.Errorf("remove job %q: it is forgotten, but not gone from the switch, which is tried again: %w",
+			req.GetName(), err))
+	}
+	s.c.log.Info("job removed", "job", req.GetName())
+	return &api.RemoveJobReply{}, nil
+}
+
+func (c *Controller) hasJob(name string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.intent.jobs[name] != nil
+}
+
+// dropJob forgets a job, tells its workers why, and removes what is installed of it.
+func (c *Controller) dropJob(ctx context.Context, name string, why error) error {
+	c.mu.Lock()
+	if meet := c.meets[name]; meet != nil {
+		meet.abort(why, nil)
+	}
+	delete(c.intent.jobs, name)
+	delete(c.meets, name)
+	delete(c.errs, name)
+	c.mu.Unlock()
+
+	c.applying.Lock()
+	defer c.applying.Unlock()
+	return c.bury(ctx)
+}
+
+func noJob(name string) error {
+	return status.Errorf(codes.NotFound, "there is no job %q; see 'xagg job list'", name)
+}
+
+// Join implements the API.
+func (s *service) Join(req *api.JoinRequest, stream api.Controller_JoinServer) error {
+	meet, err := s.c.join(s.ctx, req)
+	if err != nil {
+		return err
+	}
+	defer s.c.gone(meet, int(req.GetRank()))
+	ready := meet.ready
+	for {
+		select {
+		case <-ready:
+			ready = nil
+			if err := stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Ready{Ready: s.c.readyEvent(meet)}}); err != nil {
+				return err
+			}
+		case <-meet.over:
+			return s.c.farewell(meet, stream)
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		case <-s.ctx.Done():
+			return status.Error(codes.Unavailable, "the controller is stopping")
+		}
+	}
+}
+
+// join takes a rank's seat in a job, and in a new incarnation of it when the last one has ended.
+func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*rendezvous, error) {
+	m, err := c.memberOf(req)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	j, meet := c.intent.jobs[req.GetJob()], c.meets[req.GetJob()]
+	if j == nil {
+		return nil, noJob(req.GetJob())
+	}
+	rank := int(req.GetRank())
+	if rank >= j.spec.Ranks {
+		return nil, invalid("rank", "%d is beyond the ranks 0..%d of job %q", rank, j.spec.Ranks-1, j.spec.Name)
+	}
+	if meet.ended() {
+		c.intent.renew(j)
+		meet = newRendezvous(j.spec.Name, j.spec.Ranks)
+		c.meets[j.spec.Name] = meet
+		c.log.Info("job begins anew", "job", j.spec.Name, "id", j.id)
+	}
+	if err := meet.join(rank, seat{member: m, digest: req.GetDigest()}); err != nil {
+		return nil, apiError(err)
+	}
+	c.log.Info("rank joined", "job", j.spec.Name, "rank", rank, "host", m.host.Name, "udp_port", m.udpPort)
+	if meet.state == stateInstalling {
+		j.members = meet.members()
+		id := j.id
+		c.running.Go(func() { c.install(ctx, id, meet) })
+	}
+	return meet, nil
+}
+
+// memberOf finds the host that a rank says it is on.
+func (c *Controller) memberOf(req *api.JoinRequest) (member, error) {
+	ip, err := netip.ParseAddr(req.GetIp())
+	if err != nil {
+		return member{}, invalid("ip", "%q is not an address", req.GetIp())
+	}
+	i := slices.IndexFunc(c.cfg.Hosts, func(h Host) bool { return h.IP == ip })
+	if i < 0 {
+		return member{}, invalid("ip", "%s is none of the controller's hosts; add it to the configuration", ip)
+	}
+	if p := req.GetUdpPort(); p < 1 || p > 0xffff {
+		return member{}, invalid("udp_port", "%d is outside 1..65535", p)
+	}
+	return member{host: c.cfg.Hosts[i], udpPort: uint16(req.GetUdpPort())}, nil
+}
+
+// install programs the switch for the ranks that have joined, and lets them go. While a device is not ready it waits,
+// as long as the ranks do.
+func (c *Controller) install(ctx context.Context, id uint16, meet *rendezvous) {
+	name := meet.job
+	for {
+		changed := c.links.changed()
+		err := c.apply(ctx, id)
+		if err == nil {
+			c.mu.Lock()
+			meet.installed()
+			c.mu.Unlock()
+			c.log.Info("job runs", "job", name)
+			return
+		}
+		if !errors.Is(err, errNotReady) {
+			c.mu.Lock()
+			meet.abort(fmt.Errorf("the job cannot be installed: %w", err), nil)
+			c.mu.Unlock()
+			c.log.Error("job cannot be installed", "job", name, "err", err)
+			return
+		}
+		c.log.Warn("job waits to be installed", "job", name, "err", err)
+		select {
+		case <-changed:
+		case <-meet.over:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// gone tells a rendezvous that a rank's stream has ended.
+func (c *Controller) gone(meet *rendezvous, rank int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := meet.ended()
+	meet.gone(rank)
+	if meet.ended() && !before {
+		c.log.Warn("job aborted", "job", meet.job, "rank", rank, "err", meet.err)
+	}
+}
+
+func (c *Controller) readyEvent(meet *rendezvous) *api.Ready {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	j := c.intent.jobs[meet.job]
+	if j == nil { // removed this very moment: the rendezvous is over
+		return &api.Ready{}
+	}
+	return &api.Ready{
+		Job:        uint32(j.id),
+		Epoch:      uint32(j.epoch),
+		Ranks:      uint32(j.spec.Ranks),
+		Pool:       uint32(j.decision.Pool),
+		MaxChunks:  j.chunks(),
+		ServiceIp:  c.cfg.Service.IP.String(),
+		ServiceMac: c.cfg.Service.MAC.String(),
+	}
+}
+
+// farewell ends a rank's stream, with an abort event unless all have left.
+func (c *Controller) farewell(meet *rendezvous, stream api.Controller_JoinServer) error {
+	c.mu.Lock()
+	err, odd := meet.err, meet.odd
+	c.mu.Unlock()
+	if err == nil {
+		return nil
+	}
+	return stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Abort{Abort: &api.Abort{Reason: err.Error(), Ranks: odd}}})
+}
+
+// Leave implements the API.
+func (s *service) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveReply, error) {
+	meet, err := s.c.leave(req)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-meet.over:
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case <-s.ctx.Done():
+		return nil, status.Error(codes.Unavailable, "the controller is stopping")
+	}
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if meet.err != nil {
+		return nil, status.Errorf(codes.Aborted, "job %q ended before all ranks had finished: %v", meet.job, meet.err)
+	}
+	return &api.LeaveReply{}, nil
+}
+
+func (c *Controller) leave(req *api.LeaveRequest) (*rendezvous, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	meet := c.meets[req.GetJob()]
+	if meet == nil {
+		return nil, noJob(req.GetJob())
+	}
+	if int(req.GetRank()) >= len(meet.seats) {
+		return nil, invalid("rank", "%d is beyond the ranks 0..%d of job %q", req.GetRank(), len(meet.seats)-1, meet.job)
+	}
+	if err := meet.leave(int(req.GetRank())); err != nil {
+		return nil, apiError(err)
+	}
+	c.log.Info("rank left", "job", meet.job, "rank", req.GetRank(), "all", meet.state == stateFinished)
+	return meet, nil
+}
+
+// describe returns a job as the API shows it; c is locked.
+func (c *Controller) describe(j *job) *api.Job {
+	meet := c.meets[j.spec.Name]
+	out := &api.Job{
+		Name:        j.spec.Name,
+		Id:          uint32(j.id),
+		Epoch:       uint32(j.epoch),
+		Ranks:       uint32(j.spec.Ranks),
+		Chunks:      j.chunks(),
+		Pool:        uint32(j.decision.Pool),
+		Cohort:      j.decision.Cohort,
+		Servers:     j.decision.Servers,
+		Explanation: j.decision.Explanation,
+		Joined:      meet.joined(),
+		Left:        meet.left,
+		State:       string(meet.state),
+	}
+	switch {
+	case meet.err != nil:
+		out.Error = meet.err.Error()
+	case c.errs[j.spec.Name] != nil:
+		out.Error = c.errs[j.spec.Name].Error()
+	}
+	return out
+}
+
+// status gathers what is known, and asks the devices for their counters. What does not answer in time is missing.
+func (c *Controller) status(ctx context.Context) *api.StatusReply {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	reply := c.links.status()
+	c.mu.Lock()
+	reply.Switch.Slots = uint32(c.intent.slots)
+	reply.Switch.SlotsFree = uint32(c.intent.slotsFree())
+	for _, j := range c.intent.sorted() {
+		reply.Jobs = append(reply.Jobs, c.describe(j))
+	}
+	c.mu.Unlock()
+
+	var asking sync.WaitGroup
+	if session, err := c.links.session(); err == nil && reply.Switch.Ready {
+		asking.Go(func() {
+			reasons, err := session.Counter(ctx, counterReasons)
+			if err != nil {
+				c.log.Warn("read counters of the switch", "err", err)
+				return
+			}
+			sent, err := session.Counter(ctx, counterSent)
+			if err != nil {
+				c.log.Warn("read counters of the switch", "err", err)
+				return
+			}
+			reply.Switch.Reasons = make(map[string]uint64)
+			for r := range wire.Reason(wire.NumReasons) {
+				reply.Switch.Reasons[r.String()] = reasons[r].Packets
+			}
+			reply.Switch.Sent = make(map[string]uint64)
+			for _, t := range []wire.Type{wire.TypePartial, wire.TypeResult, wire.TypeWait, wire.TypeNack} {
+				reply.Switch.Sent[t.String()] = sent[t].Packets
+			}
+		})
+	}
+	for _, server := range reply.Servers {
+		client, err := c.links.agent(server.Name)
+		if err != nil {
+			continue
+		}
+		asking.Go(func() {
+			if info, err := client.Info(ctx, &api.InfoRequest{}); err == nil {
+				server.Info = info
+			}
+			if stats, err := client.Stats(ctx, &api.StatsRequest{}); err == nil {
+				server.Reasons = stats.GetReasons()
+			}
+		})
+	}
+	asking.Wait()
+	return reply
+}
+
+// status returns what the links alone know.
+func (l *links) status() *api.StatusReply {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	reply := &api.StatusReply{Switch: &api.SwitchStatus{Name: l.sw.name, Address: l.sw.address, Ready: l.sw.ready}}
+	if !l.sw.ready {
+		reply.Switch.Error = l.sw.err.Error()
+	}
+	for _, name := range l.order {
+		a := l.agents[name]
+		s := &api.ServerStatus{Name: name, Address: a.server.Agent, Ready: a.client != nil, Info: a.info}
+		if a.client == nil {
+			s.Error = a.err.Error()
+		}
+		reply.Servers = append(reply.Servers, s)
+	}
+	return reply
+}
