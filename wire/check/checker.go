@@ -1,0 +1,546 @@
+// Package check judges captures of the aggregation protocol: each packet by itself, and all packets together by the
+// protocol's first property, that every RESULT is the sum of exactly the contributions in its mask, each added once.
+//
+// A capture may hold the same packet many times: seen at the port where it came in and again where it went out, sent
+// again, multicast to every rank. All that counts is what packets say of a chunk: for each (job, epoch, round, chunk)
+//
+//   - a rank contributes one thing. Further GRADs of the rank must be equal in lanes, tag, amax and flags, the marks of
+//     their way (RESEND, FORWARDED, addresses) excepted;
+//   - a PARTIAL or RESULT is the sum of the GRADs of its mask in lanes and tag, their largest amax, their sticky flags;
+//   - there is one RESULT. Further ones must be equal, the time fields excepted;
+//   - a rank is in one PARTIAL at most, or in equal ones;
+//   - all agree on the chunk's shape: elems, exponent, LAST, MODULAR and seq.
+//
+// The order of the packets does not matter for the verdict. A mask may name a rank whose GRAD the capture lacks: then
+// the sum cannot be checked and the capture is incomplete.
+package check
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"strings"
+
+	"xagg/wire"
+	"xagg/wire/capture"
+)
+
+// Options bound what a check keeps. The zero value means the defaults.
+type Options struct {
+	// Findings is how many violations and how many incomplete chunks are told in detail, at most; all are counted.
+	// Default 20.
+	Findings int
+	// Chunks is how many chunks are held in memory, at most, some 200 bytes each at four ranks. Beyond it the oldest
+	// rounds are closed: what comes for them later is checked by itself only. Default 2,000,000.
+	Chunks int
+	// Held is how many bytes of packets are held for their hexdump while they wait for contributions. Default 64 MiB.
+	Held int
+}
+
+// Ref names a packet: a file, as an index into Report.Files, and the packet's number in it, counted from 1.
+type Ref struct {
+	File, Number int
+}
+
+// place is what a chunk is known by.
+type place struct {
+	job, epoch   uint16
+	round, chunk uint32
+}
+
+func (p place) String() string {
+	return fmt.Sprintf("job %d epoch %d round %d chunk %d", p.job, p.epoch, p.round, p.chunk)
+}
+
+func placeOf(h *wire.Header) place { return place{h.Job, h.Epoch, h.Round, h.Chunk} }
+
+type roundKey struct {
+	job, epoch uint16
+	round      uint32
+}
+
+// shape is what all packets of a chunk agree on.
+type shape struct {
+	elems    uint16
+	exponent int8
+	flags    wire.Flags
+	seq      uint32
+}
+
+func shapeOf(h *wire.Header) shape {
+	return shape{h.Elems, h.Exponent, h.Flags & wire.ShapeFlags, h.Seq}
+}
+
+// value is what is summed: the lanes as a fingerprint, and what goes with them.
+type value struct {
+	lanes uint64
+	tag   [2]uint32
+	amax  uint8
+	flags wire.Flags // the sticky ones
+}
+
+// contribution is a GRAD.
+type contribution struct {
+	value
+	rank uint8
+}
+
+// sum is a PARTIAL or RESULT.
+type sum struct {
+	value
+	typ       wire.Type
+	rank      uint8
+	nextEpoch uint16
+	mask      uint64
+	checked   bool // compared with its contributions; if not, they have not all been seen
+	at        Ref
+	frame     []byte // until it is checked
+}
+
+func (s *sum) same(t *sum) bool {
+	return s.value == t.value && s.mask == t.mask && s.rank == t.rank && s.nextEpoch == t.nextEpoch
+}
+
+// chunk is what is known of one chunk.
+type chunk struct {
+	shape   shape
+	seen    uint64 // ranks in grads
+	claimed uint64 // ranks that a mask of any answer or sum has named
+	grads   []contribution
+	sums    []sum
+	result  bool // a RESULT is in sums
+}
+
+// Checker takes the packets of a capture one by one. Use [New].
+type Checker struct {
+	opts    Options
+	hash    *hasher
+	report  Report
+	rounds  map[roundKey]map[uint32]*chunk
+	order   []roundKey // of the rounds, oldest first
+	retired map[roundKey]bool
+	jobs    map[uint16]bool
+	chunks  int // held
+	held    int // bytes of frames of sums
+	p       wire.Packet
+}
+
+// New returns a Checker that has seen nothing yet.
+func New(opts Options) *Checker {
+	if opts.Findings <= 0 {
+		opts.Findings = 20
+	}
+	if opts.Chunks <= 0 {
+		opts.Chunks = 2_000_000
+	}
+	if opts.Held <= 0 {
+		opts.Held = 64 << 20
+	}
+	return &Checker{
+		opts: opts, hash: newHasher(),
+		rounds: map[roundKey]map[uint32]*chunk{}, retired: map[roundKey]bool{}, jobs: map[uint16]bool{},
+		report: Report{SchemaVersion: SchemaVersion, Types: map[string]int{}, OtherLinks: map[string]int{}},
+	}
+}
+
+// Packet takes the next packet. Its data are not kept.
+func (c *Checker) Packet(at Ref, p *capture.Packet) {
+	c.report.Packets++
+	switch p.Link {
+	case capture.LinkEthernet, capture.LinkLinuxSLL, capture.LinkLinuxSLL2:
+	default:
+		c.report.OtherLinks[p.Link.String()]++
+		return
+	}
+	ip, ok := p.IPv4()
+	if !ok {
+		c.report.Foreign++
+		return
+	}
+	src, dst, err := wire.ParseIPv4(ip, &c.p)
+	if errors.Is(err, wire.ErrNotXAgg) || src.Port != wire.Port && dst.Port != wire.Port {
+		c.report.Foreign++ // or cut before its ports: nobody can tell
+		return
+	}
+	if err != nil {
+		reason, detail := wireReason(wire.ReasonOf(err)), err.Error()
+		if p.Cut() && (reason == wireReason(wire.ReasonShort) || reason == wireReason(wire.ReasonLength)) {
+			reason = wireReason(wire.ReasonShort)
+			detail = fmt.Sprintf("only %d of %d bytes were captured: capture with a larger snap length", len(p.Data), p.Len)
+		}
+		c.violation(at, faultf(reason, "%s", detail), nil, p.Data)
+		return
+	}
+	c.report.Types[c.p.Type.String()]++
+	if f := c.take(at, &c.p, p.Data); f != nil {
+		c.violation(at, f, &c.p.Header, p.Data)
+	}
+}
+
+// take checks a decoded packet and adds what it says to what is known of its chunk.
+func (c *Checker) take(at Ref, p *wire.Packet, frame []byte) *fault {
+	if f := checkForm(p); f != nil {
+		return f
+	}
+	if p.Type == wire.TypeNack || p.Type == wire.TypeCtrl {
+		return nil // they say nothing of a chunk that would have to fit
+	}
+	tagOK := !p.HasLanes() || p.TagOK()
+	if p.Type == wire.TypeGrad && !tagOK {
+		return c.explainGrad(p)
+	}
+	ch, late := c.lookup(&p.Header, tagOK)
+	if late {
+		c.report.Late++
+	}
+	if ch == nil {
+		if !tagOK {
+			return faultf(wireReason(wire.ReasonTag), "the tag does not fit the lanes, the place and the mask")
+		}
+		return nil
+	}
+	if s := shapeOf(&p.Header); s != ch.shape {
+		return faultf(wireReason(wire.ReasonShape), "%+v, but the chunk has %+v", s, ch.shape)
+	}
+	switch p.Type {
+	case wire.TypeGrad:
+		return c.grad(ch, p)
+	case wire.TypePartial, wire.TypeResult:
+		return c.sum(ch, at, p, frame, tagOK)
+	default:
+		ch.claimed |= p.Contributors
+		return nil
+	}
+}
+
+// lookup returns the packet's chunk; a new one, with the packet's shape, only if create is set. late says that the
+// chunk's round was closed to save memory.
+func (c *Checker) lookup(h *wire.Header, create bool) (ch *chunk, late bool) {
+	key := roundKey{h.Job, h.Epoch, h.Round}
+	r := c.rounds[key]
+	if r == nil {
+		if c.retired[key] {
+			return nil, true
+		}
+		if !create {
+			return nil, false
+		}
+		r = map[uint32]*chunk{}
+		c.rounds[key] = r
+		c.order = append(c.order, key)
+		c.jobs[h.Job] = true
+		c.report.Rounds++
+	}
+	ch = r[h.Chunk]
+	if ch == nil && create {
+		ch = &chunk{shape: shapeOf(h)}
+		r[h.Chunk] = ch
+		c.report.Chunks++
+		c.chunks++
+		for c.chunks > c.opts.Chunks && c.order[0] != key {
+			c.retired[c.order[0]] = true
+			c.closeRound(c.order[0])
+			c.order = c.order[1:]
+		}
+	}
+	return ch, false
+}
+
+func (c *Checker) value(p *wire.Packet) value {
+	return value{c.hash.sum(p.Lanes[:p.Elems]), p.Tag, p.Amax, p.Flags & wire.StickyFlags}
+}
+
+// grad takes a contribution whose tag fits.
+func (c *Checker) grad(ch *chunk, p *wire.Packet) *fault {
+	v := c.value(p)
+	if i := ch.find(p.Rank); i >= 0 {
+		if ch.grads[i].value == v {
+			return nil
+		}
+		return faultf(ReasonConflict, "rank %d has contributed something else before: %s",
+			p.Rank, c.differences(&ch.grads[i].value, &v, int(p.Elems)))
+	}
+	ch.grads = append(ch.grads, contribution{v, p.Rank})
+	ch.seen |= 1 << p.Rank
+	c.settle(ch, placeOf(&p.Header))
+	return nil
+}
+
+func (ch *chunk) find(rank uint8) int {
+	if ch.seen>>rank&1 == 0 {
+		return -1
+	}
+	return slices.IndexFunc(ch.grads, func(g contribution) bool { return g.rank == rank })
+}
+
+// settle checks the sums whose last missing contribution has come.
+func (c *Checker) settle(ch *chunk, at place) {
+	for i := range ch.sums {
+		s := &ch.sums[i]
+		if s.checked || s.mask&^ch.seen != 0 {
+			continue
+		}
+		s.checked = true
+		c.count(s)
+		if f := c.explain(ch, s); f != nil {
+			c.violation(s.at, f, &wire.Header{
+				Type: s.typ, Job: at.job, Epoch: at.epoch, Round: at.round, Chunk: at.chunk, Contributors: s.mask,
+			}, s.frame)
+		}
+		c.held -= len(s.frame)
+		s.frame = nil
+	}
+}
+
+func (c *Checker) count(s *sum) {
+	if s.typ == wire.TypeResult {
+		c.report.Results++
+	} else {
+		c.report.Partials++
+	}
+}
+
+// sum takes a PARTIAL or RESULT.
+func (c *Checker) sum(ch *chunk, at Ref, p *wire.Packet, frame []byte, tagOK bool) *fault {
+	ch.result = ch.result || p.Type == wire.TypeResult
+	s := sum{
+		value: c.value(p), typ: p.Type, rank: p.Rank, nextEpoch: p.NextEpoch, mask: p.Contributors, at: at,
+		checked: p.Contributors&^ch.seen == 0,
+	}
+	if !tagOK {
+		if s.checked {
+			if f := c.explain(ch, &s); f != nil {
+				return f
+			}
+		}
+		return faultf(wireReason(wire.ReasonTag), "the tag does not fit the lanes, the place and the mask")
+	}
+	ch.claimed |= s.mask
+	for i := range ch.sums {
+		old := &ch.sums[i]
+		switch {
+		case old.typ != s.typ:
+		case old.same(&s):
+			return nil
+		case s.typ == wire.TypeResult || old.mask == s.mask:
+			return c.conflict(ch, old, &s)
+		case old.mask&s.mask != 0:
+			return faultf(ReasonTwice, "%s is in another PARTIAL too, of %s", ranks(old.mask&s.mask), ranks(old.mask))
+		}
+	}
+	if s.checked {
+		if f := c.explain(ch, &s); f != nil {
+			return f
+		}
+		c.count(&s)
+	} else if c.held+len(frame) <= c.opts.Held {
+		s.frame = slices.Clone(frame)
+		c.held += len(frame)
+	}
+	ch.sums = append(ch.sums, s)
+	return nil
+}
+
+// conflict tells how s differs from an earlier sum that it should be equal to; if s is no sum of its mask, that.
+func (c *Checker) conflict(ch *chunk, old, s *sum) *fault {
+	if s.checked {
+		if f := c.explain(ch, s); f != nil {
+			return f
+		}
+	}
+	var diffs []string
+	if old.mask != s.mask {
+		diffs = append(diffs, fmt.Sprintf("the mask was %#x and is %#x", old.mask, s.mask))
+	} else if old.value != s.value {
+		diffs = append(diffs, c.differences(&old.value, &s.value, int(ch.shape.elems)))
+	}
+	if old.rank != s.rank {
+		diffs = append(diffs, fmt.Sprintf("the last contributor was %d and is %d", old.rank, s.rank))
+	}
+	if old.nextEpoch != s.nextEpoch {
+		diffs = append(diffs, fmt.Sprintf("the next epoch was %d and is %d", old.nextEpoch, s.nextEpoch))
+	}
+	return faultf(ReasonConflict, "an earlier %s of the chunk says something else: %s", s.typ, strings.Join(diffs, ", "))
+}
+
+// explain compares a sum with the contributions of its mask, which have all been seen, and returns nil when it is what
+// it should be.
+func (c *Checker) explain(ch *chunk, s *sum) *fault {
+	var want value
+	for i := range ch.grads {
+		if g := &ch.grads[i]; s.mask>>g.rank&1 != 0 {
+			want.lanes = add(want.lanes, g.lanes)
+			want.tag[0] += g.tag[0]
+			want.tag[1] += g.tag[1]
+			want.amax = max(want.amax, g.amax)
+			want.flags |= g.flags
+		}
+	}
+	if s.value == want {
+		return nil
+	}
+	lanes := sub(s.lanes, want.lanes)
+	tag := subTag(s.tag, want.tag)
+	for i := range ch.grads {
+		g := &ch.grads[i]
+		in := s.mask>>g.rank&1 != 0
+		switch {
+		case in && lanes == g.lanes && tag == subTag(g.tag, [2]uint32{}):
+			return faultf(ReasonTwice, "rank %d is counted twice", g.rank)
+		case lanes == g.lanes && tag == subTag(g.tag, [2]uint32{}):
+			return faultf(wireReason(wire.ReasonMask), "rank %d is summed but not in the mask", g.rank)
+		case in && lanes == sub(0, g.lanes) && tag == subTag([2]uint32{}, g.tag):
+			return faultf(wireReason(wire.ReasonMask), "rank %d is in the mask but not summed", g.rank)
+		}
+	}
+	reason := ReasonSum
+	if lanes == 0 && s.tag != want.tag {
+		reason = wireReason(wire.ReasonTag)
+	}
+	return faultf(reason, "not the sum of %s: %s", ranks(s.mask), c.differences(&want, &s.value, int(ch.shape.elems)))
+}
+
+// subTag returns a - b mod p.
+func subTag(a, b [2]uint32) [2]uint32 {
+	for t := range a {
+		a[t] = (a[t]%wire.P + wire.P - b[t]%wire.P) % wire.P
+	}
+	return a
+}
+
+// explainGrad tells what is wrong with a GRAD whose tag does not fit: if the rank's true contribution is known, where
+// it differs.
+func (c *Checker) explainGrad(p *wire.Packet) *fault {
+	detail := "the tag does not fit the lanes and the place"
+	if ch, _ := c.lookup(&p.Header, false); ch != nil && ch.shape == shapeOf(&p.Header) {
+		if i := ch.find(p.Rank); i >= 0 {
+			v := c.value(p)
+			detail += "; compared with the rank's other GRAD, " + c.differences(&ch.grads[i].value, &v, int(p.Elems))
+		}
+	}
+	return faultf(wireReason(wire.ReasonTag), "%s", detail)
+}
+
+// differences says in words how got differs from want in n lanes and the rest.
+func (c *Checker) differences(want, got *value, n int) string {
+	var diffs []string
+	if d := sub(got.lanes, want.lanes); d != 0 {
+		switch lane, change, ok := c.hash.single(d, n); {
+		case !ok:
+			diffs = append(diffs, "several lanes differ")
+		case change%(1<<32) == 0:
+			diffs = append(diffs, fmt.Sprintf("lane %d has overflowed, it is %+d off", lane, change))
+		default:
+			diffs = append(diffs, fmt.Sprintf("lane %d is %+d off", lane, change))
+		}
+	}
+	for t := range got.tag {
+		if got.tag[t] != want.tag[t] {
+			diffs = append(diffs, fmt.Sprintf("tag %d is %d instead of %d", t, got.tag[t], want.tag[t]))
+		}
+	}
+	if got.amax != want.amax {
+		diffs = append(diffs, fmt.Sprintf("amax is %d instead of %d", got.amax, want.amax))
+	}
+	if got.flags != want.flags {
+		diffs = append(diffs, fmt.Sprintf("SATURATED is %t instead of %t", got.flags != 0, want.flags != 0))
+	}
+	return strings.Join(diffs, ", ")
+}
+
+func (c *Checker) violation(at Ref, f *fault, h *wire.Header, frame []byte) {
+	c.report.ViolationCount++
+	if len(c.report.Violations) >= c.opts.Findings {
+		return
+	}
+	v := Violation{Ref: at, Reason: f.reason, Detail: f.detail, Frame: slices.Clone(frame)}
+	if h != nil {
+		v.Packet = fmt.Sprintf("%s of %s", h.Type, placeOf(h))
+		if h.Contributors != 0 {
+			v.Packet += ", " + ranks(h.Contributors)
+		}
+	}
+	c.report.Violations = append(c.report.Violations, v)
+}
+
+// closeRound accounts for what the round's chunks still lack, and forgets them.
+func (c *Checker) closeRound(key roundKey) {
+	r := c.rounds[key]
+	numbers := make([]uint32, 0, len(r))
+	for n := range r {
+		numbers = append(numbers, n)
+	}
+	slices.Sort(numbers)
+	for _, n := range numbers {
+		ch := r[n]
+		for i := range ch.sums {
+			c.held -= len(ch.sums[i].frame)
+		}
+		if !ch.result && ch.seen != 0 {
+			c.report.Unfinished++
+		}
+		missing := ch.claimed &^ ch.seen
+		if missing == 0 {
+			continue
+		}
+		c.report.IncompleteCount++
+		if len(c.report.Incomplete) < c.opts.Findings {
+			c.report.Incomplete = append(c.report.Incomplete, Incomplete{
+				Job: key.job, Epoch: key.epoch, Round: key.round, Chunk: n, Ranks: list(missing),
+			})
+		}
+	}
+	c.chunks -= len(r)
+	delete(c.rounds, key)
+}
+
+// Finish returns the verdict on all packets. The Checker must not be used afterwards.
+func (c *Checker) Finish() *Report {
+	for _, key := range c.order {
+		c.closeRound(key)
+	}
+	r := &c.report
+	r.Jobs = len(c.jobs)
+	for _, n := range r.Types {
+		r.XAgg += n
+	}
+	switch {
+	case r.ViolationCount > 0:
+		r.Verdict = Violated
+	case r.IncompleteCount > 0 || r.XAgg == 0:
+		r.Verdict = Lacking
+	default:
+		r.Verdict = OK
+	}
+	return r
+}
+
+// list returns the ranks of a mask.
+func list(mask uint64) []int {
+	var l []int
+	for ; mask != 0; mask &= mask - 1 {
+		l = append(l, bits.TrailingZeros64(mask))
+	}
+	return l
+}
+
+// ranks names the ranks of a mask: "rank 3", "ranks 0-2,5".
+func ranks(mask uint64) string {
+	if bits.OnesCount64(mask) == 1 {
+		return fmt.Sprintf("rank %d", bits.TrailingZeros64(mask))
+	}
+	var b strings.Builder
+	b.WriteString("ranks ")
+	for sep := ""; mask != 0; sep = "," {
+		first := bits.TrailingZeros64(mask)
+		n := bits.TrailingZeros64(^(mask >> first)) // 64 for a full mask
+		if n > 1 {
+			fmt.Fprintf(&b, "%s%d-%d", sep, first, first+n-1)
+		} else {
+			fmt.Fprintf(&b, "%s%d", sep, first)
+		}
+		mask &^= (1<<n - 1) << first
+	}
+	return b.String()
+}
