@@ -13,8 +13,9 @@ import (
 	"xagg/policy"
 )
 
-// Where a controller listens when nothing else is asked for, and where its clients look for it.
-const DefaultListen = "127.0.0.1:19861"
+// DefaultListen is where a controller listens when nothing else is asked for, and where its clients look for it: the
+// protocol's UDP port number, on TCP.
+const DefaultListen = "127.0.0.1:19860"
 
 // MaxPort is the highest port of a switch that carries a link: bmv2 drops at 511 and has its CPU port below.
 const MaxPort = 510

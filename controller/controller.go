@@ -81,7 +81,7 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 	c := &Controller{
 		cfg:      cfg,
 		log:      slog.New(slog.DiscardHandler),
-		dial:     dialNet,
+		dial:     Dial,
 		election: p4rt.ElectionID{Low: uint64(now.UnixNano())},
 		program:  program,
 		meets:    make(map[string]*rendezvous),
@@ -151,8 +151,8 @@ func Listen(address string) (net.Listener, error) {
 	return lis, nil
 }
 
-// dialNet is the default Dialer.
-func dialNet(ctx context.Context, address string) (net.Conn, error) {
+// Dial is the default [Dialer]: it connects to host:port or unix:PATH.
+func Dial(ctx context.Context, address string) (net.Conn, error) {
 	var d net.Dialer
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
 		return d.DialContext(ctx, "unix", path)

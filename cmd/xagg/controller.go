@@ -1,0 +1,458 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"xagg/api"
+	"xagg/controller"
+	"xagg/policy"
+)
+
+// statusSchema is the version of what `xagg status -o json` and `xagg job ... -o json` print. Fields are only added
+// within a version.
+const statusSchema = 1
+
+// clientTimeout bounds a call from the command line to the controller.
+const clientTimeout = 30 * time.Second
+
+func newControllerCommand(env *env) *cobra.Command {
+	var path string
+	cmd := &cobra.Command{
+		Use:   "controller --config FILE",
+		Short: "Run the daemon that programs the switch and the servers, and where workers meet",
+		Long: `Run the daemon that programs the switch and the servers, and where workers meet.
+
+It connects to the switch over P4Runtime and to the servers' agents, keeps both programmed, and serves its API until
+it is interrupted. The configuration is YAML:
+
+  listen: 127.0.0.1:19860               # host:port or unix:PATH
+  switch: {name: s1, address: 127.0.0.1:9559, device_id: 0, cpu_port: 510}
+  service: {ip: 10.77.255.254, mac: 02:78:61:00:ff:fe}
+  hosts:
+  - {name: w0, ip: 10.77.0.1, mac: 02:78:61:00:00:01, port: 1}
+  servers:
+  - {name: s0, agent: 10.9.0.2:19862, ip: 10.77.1.1, mac: 02:78:61:00:01:01, port: 65}
+  policy: {rule: static, mode: hybrid, steer: [3], servers: [s0], pool: 32}   # of jobs that have none
+  jobs:                                 # created at start
+  - {name: train, ranks: 4, max_elems: 1000000}`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := controller.Load(path)
+			if err != nil {
+				return &exitError{exitUsage, err}
+			}
+			c, err := controller.New(cfg, controller.WithLogger(env.log))
+			if err != nil {
+				return err
+			}
+			lis, err := controller.Listen(cfg.Listen)
+			if err != nil {
+				return err
+			}
+			return c.Run(cmd.Context(), lis)
+		},
+	}
+	cmd.Flags().StringVar(&path, "config", "", "configuration file (YAML)")
+	if err := cmd.MarkFlagRequired("config"); err != nil {
+		panic(err)
+	}
+	return cmd
+}
+
+// controllerClient is the way of the client commands to the daemon.
+type controllerClient struct {
+	address string
+	output  string
+}
+
+func (c *controllerClient) flags(cmd *cobra.Command) {
+	cmd.PersistentFlags().StringVar(&c.address, "controller", controller.DefaultListen,
+		"address of the controller: host:port or unix:PATH")
+	cmd.PersistentFlags().StringVarP(&c.output, "output", "o", "text", "form of the output: text, json")
+}
+
+// call runs f with a client, and explains an error for a person.
+func (c *controllerClient) call(ctx context.Context, f func(context.Context, api.ControllerClient) error) error {
+	if c.output != "text" && c.output != "json" {
+		return usagef("--output %q: want text or json", c.output)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+c.address,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"), // a unix path is none
+		grpc.WithNoProxy(),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return controller.Dial(ctx, c.address)
+		}))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
+	defer cancel()
+	err = f(ctx, api.NewControllerClient(conn))
+	st, isStatus := status.FromError(err)
+	switch {
+	case err == nil || !isStatus:
+		return err
+	case st.Code() == codes.Unavailable && strings.Contains(st.Message(), "connection error"):
+		return fmt.Errorf("no controller answers at %s: is it running? Start it with 'xagg controller --config FILE', "+
+			"or name another address with --controller (%s)", c.address, st.Message())
+	case st.Code() == codes.InvalidArgument:
+		return &exitError{exitUsage, errors.New(st.Message())}
+	}
+	return errors.New(st.Message())
+}
+
+func newStatusCommand(env *env) *cobra.Command {
+	var client controllerClient
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Say whether switch, servers and jobs are all right",
+		Long: `Say whether switch, servers and jobs are all right.
+
+The exit code is 0 if they are and 1 if something is not.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return client.call(cmd.Context(), func(ctx context.Context, ctl api.ControllerClient) error {
+				reply, err := ctl.Status(ctx, &api.StatusRequest{})
+				if err != nil {
+					return err
+				}
+				view := viewStatus(reply)
+				if err := client.print(env.stdout, view, view.text); err != nil {
+					return err
+				}
+				if !view.OK {
+					return &exitError{code: exitFailure}
+				}
+				return nil
+			})
+		},
+	}
+	client.flags(cmd)
+	return cmd
+}
+
+func newJobCommand(env *env) *cobra.Command {
+	var client controllerClient
+	cmd := &cobra.Command{
+		Use:   "job",
+		Short: "Create, remove and show jobs",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	client.flags(cmd)
+	cmd.AddCommand(
+		newJobCreateCommand(env, &client),
+		newJobRemoveCommand(env, &client),
+		newJobListCommand(env, &client),
+		newJobShowCommand(env, &client),
+	)
+	return cmd
+}
+
+func newJobCreateCommand(env *env, client *controllerClient) *cobra.Command {
+	var ranks, maxElems uint32
+	var mode string
+	var rule api.Policy
+	var steer []uint
+	cmd := &cobra.Command{
+		Use:   "create NAME --ranks N --max-elems N",
+		Short: "Create a job, so that its workers can join",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &api.CreateJobRequest{Name: args[0], Ranks: ranks, MaxElems: maxElems}
+			if mode != "" {
+				req.Policy = &rule
+				rule.Rule, rule.Mode = policy.RuleStatic, mode
+				for _, r := range steer {
+					rule.Steer = append(rule.Steer, uint32(r))
+				}
+			} else if len(steer) > 0 || len(rule.Servers) > 0 || rule.Pool != 0 {
+				return usagef("--steer, --servers and --pool belong to a --mode; without one the controller's policy decides")
+			}
+			return client.call(cmd.Context(), func(ctx context.Context, ctl api.ControllerClient) error {
+				job, err := ctl.CreateJob(ctx, req)
+				if err != nil {
+					return err
+				}
+				return client.printJob(env.stdout, job)
+			})
+		},
+	}
+	cmd.Flags().Uint32Var(&ranks, "ranks", 0, "number of workers, 1..64")
+	cmd.Flags().Uint32Var(&maxElems, "max-elems", 0, "lanes of the largest vector")
+	cmd.Flags().StringVar(&mode, "mode", "", "who sums: switch, server, hybrid (default: what the controller's policy says)")
+	cmd.Flags().UintSliceVar(&steer, "steer", nil, "ranks that go to a server (mode hybrid)")
+	cmd.Flags().StringSliceVar(&rule.Servers, "servers", nil, "names of the servers (default: all)")
+	cmd.Flags().Uint32Var(&rule.Pool, "pool", 0, "slots per version, a power of two (default: the policy's)")
+	for _, name := range []string{"ranks", "max-elems"} {
+		if err := cmd.MarkFlagRequired(name); err != nil {
+			panic(err)
+		}
+	}
+	return cmd
+}
+
+func newJobRemoveCommand(_ *env, client *controllerClient) *cobra.Command {
+	return &cobra.Command{
+		Use:   "remove NAME",
+		Short: "Remove a job; workers that are still joined are told",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return client.call(cmd.Context(), func(ctx context.Context, ctl api.ControllerClient) error {
+				_, err := ctl.RemoveJob(ctx, &api.RemoveJobRequest{Name: args[0]})
+				return err
+			})
+		},
+	}
+}
+
+func newJobListCommand(env *env, client *controllerClient) *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "List the jobs",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return client.call(cmd.Context(), func(ctx context.Context, ctl api.ControllerClient) error {
+				reply, err := ctl.Status(ctx, &api.StatusRequest{})
+				if err != nil {
+					return err
+				}
+				list := struct {
+					SchemaVersion int       `json:"schema_version"`
+					Jobs          []jobView `json:"jobs"`
+				}{statusSchema, viewStatus(reply).Jobs}
+				return client.print(env.stdout, list, func(w io.Writer) { jobTable(w, list.Jobs) })
+			})
+		},
+	}
+}
+
+func newJobShowCommand(env *env, client *controllerClient) *cobra.Command {
+	return &cobra.Command{
+		Use:   "show NAME",
+		Short: "Show a job with the reason for its plan",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return client.call(cmd.Context(), func(ctx context.Context, ctl api.ControllerClient) error {
+				reply, err := ctl.Status(ctx, &api.StatusRequest{})
+				if err != nil {
+					return err
+				}
+				for _, job := range reply.Jobs {
+					if job.Name == args[0] {
+						return client.printJob(env.stdout, job)
+					}
+				}
+				return fmt.Errorf("there is no job %q; see 'xagg job list'", args[0])
+			})
+		},
+	}
+}
+
+// statusView is a status as it is printed.
+type statusView struct {
+	SchemaVersion int          `json:"schema_version"`
+	OK            bool         `json:"ok"`
+	Problems      []string     `json:"problems"` // a sentence each; empty if all is well
+	Switch        switchView   `json:"switch"`
+	Servers       []serverView `json:"servers"`
+	Jobs          []jobView    `json:"jobs"`
+}
+
+type switchView struct {
+	Name      string            `json:"name"`
+	Address   string            `json:"address"`
+	Ready     bool              `json:"ready"`
+	Error     string            `json:"error,omitempty"`
+	Slots     uint32            `json:"slots"`
+	SlotsFree uint32            `json:"slots_free"`
+	Reasons   map[string]uint64 `json:"reasons,omitempty"` // packets by reason
+	Sent      map[string]uint64 `json:"sent,omitempty"`    // packets by type
+}
+
+type serverView struct {
+	Name        string            `json:"name"`
+	Address     string            `json:"address"`
+	Ready       bool              `json:"ready"`
+	Error       string            `json:"error,omitempty"`
+	Interface   string            `json:"interface,omitempty"`
+	Mode        string            `json:"mode,omitempty"`
+	MemoryBytes uint64            `json:"memory_bytes"`
+	Slots       uint32            `json:"slots"`
+	SlotsFree   uint32            `json:"slots_free"`
+	Reasons     map[string]uint64 `json:"reasons,omitempty"`
+}
+
+type jobView struct {
+	Name        string   `json:"name"`
+	ID          uint32   `json:"id"`
+	Epoch       uint32   `json:"epoch"`
+	State       string   `json:"state"`
+	Error       string   `json:"error,omitempty"`
+	Ranks       uint32   `json:"ranks"`
+	Joined      string   `json:"joined"` // ranks, such as "0-2"
+	Left        string   `json:"left"`
+	Cohort      string   `json:"cohort"`
+	Servers     []string `json:"servers"`
+	Pool        uint32   `json:"pool"`
+	Chunks      uint32   `json:"chunks"`
+	Explanation string   `json:"explanation"`
+}
+
+func viewStatus(r *api.StatusReply) *statusView {
+	v := &statusView{SchemaVersion: statusSchema, Problems: []string{}, Servers: []serverView{}, Jobs: []jobView{}}
+	sw := r.GetSwitch()
+	v.Switch = switchView{
+		Name: sw.GetName(), Address: sw.GetAddress(), Ready: sw.GetReady(), Error: sw.GetError(),
+		Slots: sw.GetSlots(), SlotsFree: sw.GetSlotsFree(), Reasons: sw.GetReasons(), Sent: sw.GetSent(),
+	}
+	if !sw.GetReady() {
+		v.Problems = append(v.Problems, fmt.Sprintf("switch %s at %s is not ready: %s", sw.GetName(), sw.GetAddress(), sw.GetError()))
+	}
+	for _, s := range r.GetServers() {
+		v.Servers = append(v.Servers, serverView{
+			Name: s.GetName(), Address: s.GetAddress(), Ready: s.GetReady(), Error: s.GetError(),
+			Interface: s.GetInfo().GetInterface(), Mode: s.GetInfo().GetMode(), MemoryBytes: s.GetInfo().GetMemoryBytes(),
+			Slots: s.GetInfo().GetSlots(), SlotsFree: s.GetInfo().GetSlotsFree(), Reasons: s.GetReasons(),
+		})
+		if !s.GetReady() {
+			v.Problems = append(v.Problems, fmt.Sprintf("server %s with its agent at %s is not ready: %s",
+				s.GetName(), s.GetAddress(), s.GetError()))
+		}
+	}
+	for _, j := range r.GetJobs() {
+		v.Jobs = append(v.Jobs, viewJob(j))
+		if j.GetError() != "" {
+			v.Problems = append(v.Problems, fmt.Sprintf("job %s is %s: %s", j.GetName(), j.GetState(), j.GetError()))
+		}
+	}
+	v.OK = len(v.Problems) == 0
+	return v
+}
+
+func viewJob(j *api.Job) jobView {
+	servers := j.GetServers()
+	if servers == nil {
+		servers = []string{}
+	}
+	return jobView{
+		Name: j.GetName(), ID: j.GetId(), Epoch: j.GetEpoch(), State: j.GetState(), Error: j.GetError(), Ranks: j.GetRanks(),
+		Joined: policy.FormatMask(j.GetJoined()), Left: policy.FormatMask(j.GetLeft()), Cohort: policy.FormatMask(j.GetCohort()),
+		Servers: servers, Pool: j.GetPool(), Chunks: j.GetChunks(), Explanation: j.GetExplanation(),
+	}
+}
+
+// print writes v as JSON, or calls text, as the user asked.
+func (c *controllerClient) print(w io.Writer, v any, text func(io.Writer)) error {
+	if c.output == "json" {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(v)
+	}
+	text(w)
+	return nil
+}
+
+func (c *controllerClient) printJob(w io.Writer, job *api.Job) error {
+	v := struct {
+		SchemaVersion int     `json:"schema_version"`
+		Job           jobView `json:"job"`
+	}{statusSchema, viewJob(job)}
+	return c.print(w, v, func(w io.Writer) {
+		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		defer tw.Flush()
+		j := v.Job
+		fmt.Fprintf(tw, "job\t%s (id %d, epoch %d)\n", j.Name, j.ID, j.Epoch)
+		fmt.Fprintf(tw, "state\t%s\n", j.State)
+		if j.Error != "" {
+			fmt.Fprintf(tw, "error\t%s\n", j.Error)
+		}
+		fmt.Fprintf(tw, "ranks\t%d, joined %s, left %s\n", j.Ranks, j.Joined, j.Left)
+		fmt.Fprintf(tw, "plan\tcohort %s, servers %s, pool %d, %d chunks per round\n",
+			j.Cohort, listOrNone(j.Servers), j.Pool, j.Chunks)
+		fmt.Fprintf(tw, "why\t%s\n", j.Explanation)
+	})
+}
+
+func listOrNone(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ",")
+}
+
+// text answers "is it OK?" first.
+func (v *statusView) text(w io.Writer) {
+	if v.OK {
+		fmt.Fprintln(w, "OK")
+	} else {
+		fmt.Fprintln(w, "NOT OK")
+		for _, p := range v.Problems {
+			fmt.Fprintln(w, "  "+p)
+		}
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(tw, "\nswitch\t%s\t%s\t%s\t%d of %d slots free\n", v.Switch.Name, v.Switch.Address, readyWord(v.Switch.Ready),
+		v.Switch.SlotsFree, v.Switch.Slots)
+	for _, s := range v.Servers {
+		fmt.Fprintf(tw, "server\t%s\t%s\t%s\t%d of %d slots free\n", s.Name, s.Address, readyWord(s.Ready), s.SlotsFree, s.Slots)
+	}
+	tw.Flush()
+	countLine(w, "switch packets by reason", v.Switch.Reasons)
+	countLine(w, "switch packets sent", v.Switch.Sent)
+	for _, s := range v.Servers {
+		countLine(w, "server "+s.Name+" packets by reason", s.Reasons)
+	}
+	if len(v.Jobs) > 0 {
+		fmt.Fprintln(w)
+		jobTable(w, v.Jobs)
+	}
+}
+
+func readyWord(ready bool) string {
+	if ready {
+		return "ready"
+	}
+	return "not ready"
+}
+
+// countLine writes the counts that are not zero.
+func countLine(w io.Writer, title string, counts map[string]uint64) {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		if counts[name] != 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", name, counts[name]))
+		}
+	}
+	if len(parts) > 0 {
+		fmt.Fprintf(w, "%s: %s\n", title, strings.Join(parts, ", "))
+	}
+}
+
+func jobTable(w io.Writer, jobs []jobView) {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	defer tw.Flush()
+	fmt.Fprintln(tw, "JOB\tID\tSTATE\tRANKS\tJOINED\tLEFT\tCOHORT\tSERVERS\tPOOL\tCHUNKS")
+	for _, j := range jobs {
+		fmt.Fprintf(tw, "%s\t%d\t%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\n", j.Name, j.ID, j.State, j.Ranks, j.Joined, j.Left,
+			j.Cohort, listOrNone(j.Servers), j.Pool, j.Chunks)
+	}
+}
