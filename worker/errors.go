@@ -9,6 +9,9 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"xagg/wire"
 )
 
@@ -130,6 +133,19 @@ func (e *IntegrityError) Error() string {
 	}
 	return fmt.Sprintf("round %d, chunk %d: result's tag does not fit its lanes: overflow or corruption", e.Round, e.Chunk)
 }
+
+// rpcError is what the controller answered, in its own words. It keeps its gRPC status.
+type rpcError struct{ status *status.Status }
+
+func (e *rpcError) Error() string {
+	if e.status.Code() == codes.Unavailable {
+		return fmt.Sprintf("controller cannot be reached, is 'xagg controller' running there? %s", e.status.Message())
+	}
+	return "controller: " + e.status.Message()
+}
+
+// GRPCStatus lets status.FromError find the status.
+func (e *rpcError) GRPCStatus() *status.Status { return e.status }
 
 // ranks spells a list of ranks as "rank 3" or "ranks 1, 2 and 3".
 func ranks(list []int) string {

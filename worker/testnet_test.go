@@ -79,14 +79,20 @@ type hop struct {
 const toSwitch = -1
 
 func newTestnet(t testing.TB, cfg netConfig) *testnet {
-	t.Helper()
+	n, stop := startTestnet(cfg)
+	t.Cleanup(stop)
+	return n
+}
+
+// startTestnet panics when the configuration is wrong.
+func startTestnet(cfg netConfig) (n *testnet, stop func()) {
 	if cfg.pool == 0 {
 		cfg.pool = 16
 	}
 	if cfg.chunks == 0 {
 		cfg.chunks = 64
 	}
-	n := &testnet{netConfig: cfg, rng: rand.New(rand.NewPCG(cfg.seed, 1)), start: time.Now()}
+	n = &testnet{netConfig: cfg, rng: rand.New(rand.NewPCG(cfg.seed, 1)), start: time.Now()}
 	all := ^uint64(0) >> (64 - cfg.ranks)
 	n.sw = agg.NewSwitch(int(4 * cfg.pool))
 	members, ports := map[uint8]agg.Member{}, []uint16{}
@@ -98,14 +104,14 @@ func newTestnet(t testing.TB, cfg netConfig) *testnet {
 		srv := agg.NewServer(int(2 * cfg.chunks))
 		err := srv.Install(agg.ServerPlan{Job: testJob, Epoch: testEpoch, Ranks: all, Chunks: cfg.chunks, Rounds: 2})
 		if err != nil {
-			t.Fatal(err)
+			panic(err)
 		}
 		n.srv = append(n.srv, srv)
 	}
 	err := n.sw.Install(agg.SwitchPlan{Job: testJob, Epoch: testEpoch, Ranks: all, Cohort: all &^ cfg.steered,
 		Servers: cfg.servers, Base: testEpoch % 2 * 2 * cfg.pool, Pool: cfg.pool}, members, ports)
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
 	for r := range cfg.ranks {
 		port := uint16(r + 1)
@@ -116,8 +122,11 @@ func newTestnet(t testing.TB, cfg netConfig) *testnet {
 			n.move()
 		}))
 	}
-	n.client = startController(t, n)
-	return n
+	n.client, stop = startController(newTestController(&api.Ready{
+		Job: testJob, Epoch: testEpoch, Ranks: uint32(n.ranks), Pool: n.pool, MaxChunks: n.chunks,
+		ServiceIp: netip.AddrFrom4(service.IP).String(), ServiceMac: net.HardwareAddr(service.MAC[:]).String(),
+	}))
+	return n, stop
 }
 
 func ipNumber(ip [4]byte) uint32 {
@@ -263,18 +272,19 @@ type testController struct {
 	changed chan struct{} // closed and replaced at every change
 }
 
-func startController(t testing.TB, n *testnet) api.ControllerClient {
-	c := &testController{
-		ready: &api.Ready{Job: testJob, Epoch: testEpoch, Ranks: uint32(n.ranks), Pool: n.pool, MaxChunks: n.chunks,
-			ServiceIp: netip.AddrFrom4(service.IP).String(), ServiceMac: net.HardwareAddr(service.MAC[:]).String()},
-		digests: map[uint32]string{},
-		changed: make(chan struct{}),
-	}
-	return serve(t, c)
+func newTestController(ready *api.Ready) *testController {
+	return &testController{ready: ready, digests: map[uint32]string{}, changed: make(chan struct{})}
 }
 
-// serve serves a controller in memory and returns its client.
+// serve serves a controller for the time of a test and returns its client.
 func serve(t testing.TB, c api.ControllerServer) api.ControllerClient {
+	client, stop := startController(c)
+	t.Cleanup(stop)
+	return client
+}
+
+// startController serves a controller in memory.
+func startController(c api.ControllerServer) (client api.ControllerClient, stop func()) {
 	lis := bufconn.Listen(1 << 20)
 	srv := grpc.NewServer()
 	api.RegisterControllerServer(srv, c)
@@ -283,14 +293,13 @@ func serve(t testing.TB, c api.ControllerServer) api.ControllerClient {
 	conn, err := grpc.NewClient("passthrough:controller", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
-	t.Cleanup(func() {
+	return api.NewControllerClient(conn), func() {
 		conn.Close()
 		srv.Stop()
 		<-done
-	})
-	return api.NewControllerClient(conn)
+	}
 }
 
 // change calls f under the lock and wakes everybody who waits.

@@ -12,6 +12,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"xagg/agg"
 	"xagg/api"
 	"xagg/wire"
@@ -138,11 +141,11 @@ func (w *Worker) join(ctx context.Context, cfg Config) error {
 		Digest:  digest(cfg.Plan),
 	})
 	if err != nil {
-		return w.cause(err)
+		return w.rpcError(err)
 	}
 	event, err := events.Recv()
 	if err != nil {
-		return w.cause(err)
+		return w.rpcError(err)
 	}
 	switch e := event.Event.(type) {
 	case *api.JoinEvent_Ready:
@@ -168,10 +171,14 @@ func digest(plan string) string {
 	return fmt.Sprintf("xagg/%d lanes=%d margin=%d %s", wire.Version, wire.MaxLanes, scale.Margin, plan)
 }
 
-// cause prefers the reason for which the session has ended to the error that a call returned because of that.
-func (w *Worker) cause(err error) error {
+// rpcError makes an error of a call to the controller readable: the reason for which the session has ended, if that is
+// what ended the call, or the controller's words.
+func (w *Worker) rpcError(err error) error {
 	if w.ctx.Err() != nil {
 		return context.Cause(w.ctx)
+	}
+	if s, ok := status.FromError(err); ok {
+		return &rpcError{s}
 	}
 	return err
 }
@@ -274,7 +281,10 @@ func (w *Worker) Leave(ctx context.Context) error {
 	defer cancel()
 	defer context.AfterFunc(w.ctx, cancel)()
 	if _, err := w.client.Leave(ctx, &api.LeaveRequest{Job: w.job, Rank: uint32(w.rank)}); err != nil {
-		return fmt.Errorf("leave job %q as rank %d: %w", w.job, w.rank, w.cause(err))
+		if status.Code(err) == codes.Aborted {
+			w.stream.Wait() // the stream's last event says by whom
+		}
+		return fmt.Errorf("leave job %q as rank %d: %w", w.job, w.rank, w.rpcError(err))
 	}
 	w.end(ErrLeft)
 	return nil

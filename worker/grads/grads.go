@@ -137,8 +137,8 @@ func Open(fsys fs.FS) (*Set, error) {
 		for rank := range s.ranks {
 			name, ok := files[step][rank]
 			if !ok {
-				return nil, fmt.Errorf("open gradients: step %q has no file of rank %d (%srank%d.npy), another has rank %d",
-					step, rank, separated(step), rank, s.ranks-1)
+				return nil, fmt.Errorf("open gradients: step %q has no file of rank %d, but there is a rank %d",
+					step, rank, s.ranks-1)
 			}
 			h, err := header(fsys, name)
 			if err != nil {
@@ -169,13 +169,6 @@ func Open(fsys fs.FS) (*Set, error) {
 		return v, nil
 	}
 	return s, nil
-}
-
-func separated(step string) string {
-	if step == "" {
-		return ""
-	}
-	return step + "-"
 }
 
 func header(fsys fs.FS, name string) (npy.Header, error) {
