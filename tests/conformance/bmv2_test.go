@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
@@ -59,7 +60,11 @@ func startReal(t *testing.T) *realSwitch {
 		}
 	})
 	s := &realSwitch{ctx: ctx}
-	conn, err := grpc.NewClient(control, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	// The first attempts come before the process listens.
+	patient := grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.2, MaxDelay: 100 * time.Millisecond}})
+	local := grpc.WithTransportCredentials(insecure.NewCredentials())
+	conn, err := grpc.NewClient(control, local, patient)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +72,7 @@ func startReal(t *testing.T) *realSwitch {
 	if s.session, err = openSession(ctx, conn); err != nil {
 		t.Fatal(err)
 	}
-	if s.plane, err = grpc.NewClient(plane, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+	if s.plane, err = grpc.NewClient(plane, local, patient); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.plane.Close() })

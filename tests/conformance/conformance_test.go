@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -28,20 +29,30 @@ type target interface {
 	reasons() ([]int64, error)
 }
 
+// clock is the time of targets that take it as an argument: the same for all of them at the same input, in steps that
+// grow.
+type clock struct{ n uint64 }
+
+// tick returns the time of the next input in microseconds.
+func (c *clock) tick() uint64 {
+	c.n++
+	return c.n * c.n * c.n
+}
+
 // normal brings the outputs of one input into the form in which they are compared: sorted by port, with copies for one
 // port in their order, and blanked where implementations may differ.
-func normal(in input, outs []output) []output {
+func normal(in input, outs []output, sameClock bool) []output {
 	outs = slices.Clone(outs)
 	slices.SortStableFunc(outs, func(a, b output) int { return cmp.Compare(a.port, b.port) })
 	for i := range outs {
-		outs[i].frame = blank(in, outs[i].frame)
+		outs[i].frame = blank(in, outs[i].frame, sameClock)
 	}
 	return outs
 }
 
-// blank returns the frame with zeros in place of what a switch's own clock put into it, and of what a CTRL answer does
-// not define.
-func blank(in input, f []byte) []byte {
+// blank returns the frame with zeros in place of what a switch's own clock put into it, unless the clocks are the same,
+// and of what a CTRL answer does not define.
+func blank(in input, f []byte, sameClock bool) []byte {
 	var was, is wire.Packet
 	if _, _, err := wire.ParseFrame(in.frame, &was); err != nil {
 		return f
@@ -54,9 +65,11 @@ func blank(in input, f []byte) []byte {
 		return f
 	}
 	f = slices.Clone(f)
-	clear(f[offX+wire.OffSpreadUs : offX+wire.OffNextEpoch])
-	if is.Type == wire.TypePartial {
-		clear(f[offUDPSum : offUDPSum+2])
+	if !sameClock {
+		clear(f[offX+wire.OffSpreadUs : offX+wire.OffNextEpoch])
+		if is.Type == wire.TypePartial {
+			clear(f[offUDPSum : offUDPSum+2])
+		}
 	}
 	if ctrl {
 		clear(f[min(offX+wire.HeaderLen+int(wire.BlocksFor(int(is.Elems)))*wire.BlockLen, len(f)):])
@@ -130,6 +143,9 @@ func sideBySide(a, b []byte) string {
 	return s.String()
 }
 
+// dump is a hexdump of a frame's headers.
+func dump(f []byte) string { return hex.Dump(f[:min(len(f), 112)]) }
+
 func spaced(b []byte) string {
 	if len(b) == 0 {
 		return ""
@@ -138,7 +154,7 @@ func spaced(b []byte) string {
 }
 
 // run feeds the trace to all targets and fails the test at the first difference from the first of them.
-func run(t *testing.T, trace []input, targets ...target) {
+func run(t *testing.T, trace []input, sameClock bool, targets ...target) {
 	t.Helper()
 	for i, in := range trace {
 		var want []output
@@ -150,11 +166,11 @@ func run(t *testing.T, trace []input, targets ...target) {
 			if err := check(in, outs); err != nil {
 				t.Fatalf("input %d (%s): %s: %v", i, in, tg.name(), err)
 			}
-			outs = normal(in, outs)
+			outs = normal(in, outs, sameClock)
 			if n == 0 {
 				want = outs
 			} else if diff := compare(targets[0].name(), want, tg.name(), outs); diff != "" {
-				t.Fatalf("input %d: %s\n%s%s", i, in, hex.Dump(in.frame[:min(len(in.frame), 112)]), diff)
+				t.Fatalf("input %d: %s\n%s%s", i, in, dump(in.frame), diff)
 			}
 		}
 		// Counted at once, so that a difference names its input.
@@ -170,7 +186,7 @@ func run(t *testing.T, trace []input, targets ...target) {
 			}
 			for r := range wire.NumReasons {
 				if c[r] != counted[r] {
-					t.Fatalf("input %d: %s\n%scounted as %v: %s: %d; %s: %d", i, in, hex.Dump(in.frame[:min(len(in.frame), 112)]),
+					t.Fatalf("input %d: %s\n%scounted as %v: %s: %d; %s: %d", i, in, dump(in.frame),
 						wire.Reason(r), targets[0].name(), counted[r], tg.name(), c[r])
 				}
 			}
@@ -201,7 +217,7 @@ func seeds(n int) []uint64 {
 	}
 	s := make([]uint64, n)
 	for i := range s {
-		s[i] = freshSeed()
+		s[i] = rand.Uint64() >> 32
 	}
 	return s
 }

@@ -3,7 +3,6 @@ package conformance
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 
 	"xagg/agg"
 	"xagg/wire"
@@ -14,8 +13,8 @@ import (
 type model struct {
 	s       *scenario
 	sw      *agg.Switch
-	now     uint64
 	counted [64]int64
+	clock
 }
 
 func newModel(s *scenario) (*model, error) {
@@ -44,7 +43,7 @@ func (m *model) name() string { return "agg.Switch" }
 func (m *model) reasons() ([]int64, error) { return m.counted[:], nil }
 
 func (m *model) send(in input) ([]output, error) {
-	m.now++
+	now := m.tick()
 	if in.port == cpuPort {
 		return m.packetOut(in), nil
 	}
@@ -55,7 +54,7 @@ func (m *model) send(in input) ([]output, error) {
 	src, dst, err := wire.ParseFrame(in.frame, &p)
 	switch reason := wire.ReasonOf(err); reason {
 	case wire.ReasonNone:
-		return m.packet(in, &p, src, dst), nil
+		return m.packet(now, in, &p, src, dst), nil
 	case wire.ReasonRoute:
 		return m.ordinary(in), nil
 	default:
@@ -65,9 +64,9 @@ func (m *model) send(in input) ([]output, error) {
 }
 
 // packet handles a packet of the protocol.
-func (m *model) packet(in input, p *wire.Packet, src, dst wire.Addr) []output {
+func (m *model) packet(now uint64, in input, p *wire.Packet, src, dst wire.Addr) []output {
 	pl := m.plan(p)
-	o := m.sw.Handle(m.now, agg.Ingress{Port: in.port, Src: uint32(num(src.IP[:])), ToService: dst.IP == service.IP}, p)
+	o := m.sw.Handle(now, agg.Ingress{Port: in.port, Src: uint32(num(src.IP[:])), ToService: dst.IP == service.IP}, p)
 	m.counted[o.Reason]++
 	sum := in.frame[offUDPSum] != 0 || in.frame[offUDPSum+1] != 0
 	switch o.Dest {
@@ -192,6 +191,14 @@ func (m *model) arp(in input) []output {
 	return []output{{in.port, f}}
 }
 
+// isCtrl reports whether a frame is a question for a slot, if perhaps for one that there is not.
+func isCtrl(f []byte) bool {
+	var p wire.Packet
+	src, dst, err := wire.ParseFrame(f, &p)
+	return !errors.Is(err, wire.ErrNotXAgg) && (src.Port == wire.Port || dst.Port == wire.Port) &&
+		f[offX+wire.OffVersionType] == wire.Version<<4|uint8(wire.TypeCtrl)
+}
+
 // packetOut answers the controller's questions and sends out what it is told to.
 func (m *model) packetOut(in input) []output {
 	var p wire.Packet
@@ -200,7 +207,7 @@ func (m *model) packetOut(in input) []output {
 		m.counted[wire.ReasonShort]++
 		return nil
 	}
-	if err != nil || p.Type != wire.TypeCtrl {
+	if !isCtrl(in.frame) {
 		return []output{{in.egress, in.frame}}
 	}
 	if !m.sw.Slot(p.Seq, &p) {
@@ -212,5 +219,3 @@ func (m *model) packetOut(in input) []output {
 	f[offUDPSum], f[offUDPSum+1] = 0, 0
 	return []output{{cpuPort, f}}
 }
-
-func (m *model) String() string { return fmt.Sprintf("model of %s", m.s.name) }

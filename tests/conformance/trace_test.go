@@ -57,9 +57,9 @@ func (t *tracer) next() input {
 		return t.late[t.IntN(len(t.late))]
 	case n < 72:
 		return t.damaged()
-	case n < 82:
+	case n < 82 && (t.s.servers > 0 || t.IntN(8) == 0):
 		return t.fromServer()
-	case n < 85:
+	case n < 84:
 		return t.misplaced()
 	case n < 89:
 		return t.arp()
@@ -242,7 +242,7 @@ func (t *tracer) damaged() input {
 		add16(in.frame[offUDPLen:], len(in.frame)-len(f))
 		sumAll(in.frame)
 	case 15: // the frame ends early
-		in.frame = f[:t.IntN(len(f))]
+		in.frame = f[:1+t.IntN(len(f)-1)] // a frame of no bytes is none
 	case 16: // and its lengths say so
 		in.frame = f[:offX+t.IntN(len(f)-offX)]
 		add16(in.frame[offTotalLen:], len(in.frame)-len(f))
@@ -329,7 +329,7 @@ func (t *tracer) arp() input {
 	f := arpFrame(from, to, byte(1+t.IntN(2)))
 	switch t.IntN(6) {
 	case 0:
-		f = f[:t.IntN(len(f))]
+		f = f[:1+t.IntN(len(f)-1)]
 	case 1, 2:
 		f = append(f, make([]byte, 18)...) // as Ethernet pads
 	case 3:
@@ -395,7 +395,7 @@ func (t *tracer) ordinary() input {
 		f[offUDP] = wire.Port >> 8
 		f[offUDP+1] = wire.Port & 0xff
 	case 11:
-		f = f[:t.IntN(len(f))]
+		f = f[:1+t.IntN(len(f)-1)]
 	case 12: // padded
 		f = append(f, make([]byte, t.IntN(20))...)
 	case 13:
@@ -434,7 +434,7 @@ func (t *tracer) packetOut() input {
 		p := t.grad(pl, 0, t.head[i])
 		p.Type = wire.TypeCtrl
 		p.Seq = pl.base + t.Uint32N(2*max(pl.pool, 1))
-		if t.IntN(6) == 0 {
+		if t.IntN(3) == 0 {
 			p.Seq = 4095 + t.Uint32N(3)
 		}
 		from := h.addr

@@ -1,0 +1,97 @@
+package conformance
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+
+	"xagg/bmv2/engine"
+	"xagg/p4"
+	"xagg/wire"
+)
+
+// embedded is the engine's core with the compiled program: no sockets, one packet at a time.
+type embedded struct {
+	prog *engine.Program
+	clock
+}
+
+func newEmbedded() (*embedded, error) {
+	prog, err := engine.Load(p4.JSON, engine.Options{})
+	return &embedded{prog: prog}, err
+}
+
+func (e *embedded) name() string { return "engine" }
+
+func (e *embedded) program(p program) error {
+	for _, g := range p.groups {
+		var replicas []engine.Replica
+		for _, r := range g.replicas {
+			replicas = append(replicas, engine.Replica{Port: r.port, Instance: r.instance})
+		}
+		if err := e.prog.AddGroup(g.id, replicas); err != nil {
+			return fmt.Errorf("add group %d: %w", g.id, err)
+		}
+	}
+	tables := e.prog.Tables()
+	for _, en := range p.entries {
+		i := slices.IndexFunc(tables, func(t *engine.Table) bool { return strings.HasSuffix(t.Name(), "."+en.table) })
+		if i < 0 {
+			return fmt.Errorf("entry %v: no such table", en)
+		}
+		t := tables[i]
+		entry := &engine.Entry{}
+		for i, k := range t.Keys() {
+			m := engine.Match{Value: fixed(en.key[i], k.Width)}
+			if k.Kind == engine.LPM {
+				m.Prefix = k.Width
+			}
+			entry.Match = append(entry.Match, m)
+		}
+		actions := t.Actions()
+		i = slices.IndexFunc(actions, func(a *engine.Action) bool { return strings.HasSuffix(a.Name(), "."+en.action) })
+		if i < 0 {
+			return fmt.Errorf("entry %v: no such action", en)
+		}
+		entry.Action = actions[i]
+		for i, p := range entry.Action.Params() {
+			entry.Args = append(entry.Args, fixed(en.params[i], p.Width))
+		}
+		if err := t.Insert(entry); err != nil {
+			return fmt.Errorf("entry %v: %w", en, err)
+		}
+	}
+	return nil
+}
+
+// fixed is a number in the bytes of a field of so many bits.
+func fixed(v uint64, bits int) []byte {
+	return binary.BigEndian.AppendUint64(nil, v)[8-(bits+7)/8:]
+}
+
+func (e *embedded) send(in input) (outs []output, err error) {
+	frame := in.frame
+	if in.port == cpuPort {
+		frame = append(binary.BigEndian.AppendUint16(nil, in.egress), frame...)
+	}
+	e.prog.Process(in.port, frame, e.tick(), func(port uint16, f []byte) {
+		if port == cpuPort {
+			f = f[2:] // the header of packet-ins
+		}
+		outs = append(outs, output{port, slices.Clone(f)})
+	})
+	return outs, nil
+}
+
+func (e *embedded) reasons() ([]int64, error) {
+	c := e.prog.Counter("XaggIngress.reasons")
+	if c == nil {
+		return nil, fmt.Errorf("counter XaggIngress.reasons: the program has none")
+	}
+	packets := make([]int64, wire.NumReasons)
+	for i := range packets {
+		packets[i] = int64(c.Read(i).Packets)
+	}
+	return packets, nil
+}
