@@ -343,7 +343,7 @@ func (c *testController) Join(req *api.JoinRequest, stream grpc.ServerStreamingS
 		if err := stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Ready{Ready: c.ready}}); err != nil {
 			return err
 		}
-		abort, err = c.wait(stream.Context(), func() bool { return false })
+		abort, err = c.wait(stream.Context(), c.finished)
 	}
 	if abort != nil {
 		return stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Abort{Abort: abort}})
@@ -356,9 +356,11 @@ func (c *testController) Join(req *api.JoinRequest, stream grpc.ServerStreamingS
 	return err
 }
 
+func (c *testController) finished() bool { return bits.OnesCount64(c.left) == int(c.ready.Ranks) }
+
 func (c *testController) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveReply, error) {
 	c.change(func() { c.left |= 1 << req.Rank })
-	abort, err := c.wait(ctx, func() bool { return bits.OnesCount64(c.left) == int(c.ready.Ranks) })
+	abort, err := c.wait(ctx, c.finished)
 	if abort != nil {
 		return nil, status.Error(codes.Aborted, abort.Reason)
 	}

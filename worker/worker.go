@@ -10,8 +10,10 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -75,9 +77,10 @@ type Worker struct {
 
 	// ctx is the session: it ends, with its cause, when the worker leaves, fails or is told to stop, and so does the
 	// stream to the controller.
-	ctx    context.Context
-	end    context.CancelCauseFunc
-	stream sync.WaitGroup
+	ctx     context.Context
+	end     context.CancelCauseFunc
+	stream  chan struct{} // closed when nobody listens to the stream any more
+	leaving atomic.Bool
 
 	mu        sync.Mutex // held by an all-reduce
 	start     time.Time  // origin of the window's time
@@ -105,6 +108,7 @@ func Join(ctx context.Context, client api.ControllerClient, cfg Config, opts ...
 		log:     slog.Default(),
 		start:   time.Now(),
 		keys:    map[string]*tensor{},
+		stream:  make(chan struct{}),
 		batch:   make([][]byte, 0, batchSize),
 		bufs:    make([][]byte, batchSize),
 		sizes:   make([]int, batchSize),
@@ -119,7 +123,6 @@ func Join(ctx context.Context, client api.ControllerClient, cfg Config, opts ...
 	w.ctx, w.end = context.WithCancelCause(context.Background())
 	if err := w.join(ctx, cfg); err != nil {
 		w.end(err)
-		w.stream.Wait()
 		w.link.Close()
 		return nil, fmt.Errorf("join job %q as rank %d: %w", cfg.Job, cfg.Rank, err)
 	}
@@ -161,7 +164,7 @@ func (w *Worker) join(ctx context.Context, cfg Config) error {
 	if !stop() {
 		return context.Cause(ctx) // came in the last moment; the stream is ending
 	}
-	w.stream.Go(func() { w.listen(events) })
+	go w.listen(events)
 	context.AfterFunc(w.ctx, w.link.Wake)
 	return nil
 }
@@ -233,13 +236,12 @@ func (w *Worker) setUp() error {
 }
 
 // listen waits for the controller to end the job.
-func (w *Worker) listen(events interface {
-	Recv() (*api.JoinEvent, error)
-}) {
+func (w *Worker) listen(events grpc.ServerStreamingClient[api.JoinEvent]) {
+	defer close(w.stream)
 	for {
 		event, err := events.Recv()
 		switch {
-		case w.ctx.Err() != nil:
+		case w.ctx.Err() != nil, err != nil && w.leaving.Load():
 			return
 		case err != nil:
 			// A controller that restarts does no harm to a running job. If it does not come back, Leave says so.
@@ -280,9 +282,13 @@ func (w *Worker) Leave(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(w.ctx, cancel)()
+	w.leaving.Store(true)
 	if _, err := w.client.Leave(ctx, &api.LeaveRequest{Job: w.job, Rank: uint32(w.rank)}); err != nil {
 		if status.Code(err) == codes.Aborted {
-			w.stream.Wait() // the stream's last event says by whom
+			select { // the stream's last event says by whom
+			case <-w.stream:
+			case <-ctx.Done():
+			}
 		}
 		return fmt.Errorf("leave job %q as rank %d: %w", w.job, w.rank, w.rpcError(err))
 	}
@@ -302,7 +308,7 @@ func (w *Worker) ended() error {
 // Close frees all that the worker holds. Without a Leave before it the job ends for all its workers.
 func (w *Worker) Close() error {
 	w.end(ErrLeft)
-	w.stream.Wait()
+	<-w.stream
 	w.mu.Lock() // an all-reduce under way ends first
 	defer w.mu.Unlock()
 	return w.link.Close()
