@@ -1,6 +1,7 @@
 package worker_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -27,12 +28,13 @@ func loopback(host byte) netip.Addr {
 
 // udpSwitch is the switch model behind a UDP socket: it answers at the service's address.
 type udpSwitch struct {
-	addr   netip.Addr
-	client api.ControllerClient
+	addr     netip.Addr
+	client   api.ControllerClient
+	checksum bool // of the workers' packets
 }
 
 func startUDPSwitch(t testing.TB, ranks int) *udpSwitch {
-	s := &udpSwitch{addr: loopback(254)}
+	s := &udpSwitch{addr: loopback(254), checksum: true}
 	conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(s.addr, wire.Port)))
 	if err != nil {
 		t.Fatal(err)
@@ -82,18 +84,24 @@ func startUDPSwitch(t testing.TB, ranks int) *udpSwitch {
 	return s
 }
 
+// join lets a rank join from an address of its own.
+func (s *udpSwitch) join(ctx context.Context, r int) (*worker.Worker, error) {
+	link, err := worker.ListenUDP(netip.AddrPortFrom(loopback(byte(r+1)), uint16(r%2)*wire.Port), s.checksum)
+	if err != nil {
+		return nil, err
+	}
+	return worker.Join(ctx, s.client, worker.Config{Job: "train", Rank: r, Link: link})
+}
+
 func TestUDP(t *testing.T) {
 	for _, checksum := range []bool{true, false} {
 		t.Run(fmt.Sprintf("checksum=%v", checksum), func(t *testing.T) {
 			const ranks, size = 3, 70*256 + 5
 			s := startUDPSwitch(t, ranks)
+			s.checksum = checksum
 			n := &testnet{netConfig: netConfig{ranks: ranks}}
 			n.each(t, func(r int) error {
-				link, err := worker.ListenUDP(netip.AddrPortFrom(loopback(byte(r+1)), uint16(r%2)*wire.Port), checksum)
-				if err != nil {
-					return err
-				}
-				w, err := worker.Join(t.Context(), s.client, worker.Config{Job: "train", Rank: r, Link: link})
+				w, err := s.join(t.Context(), r)
 				if err != nil {
 					return err
 				}
