@@ -24,6 +24,10 @@ import (
 // Variable is the environment variable that lists, separated by commas, the features that must not be skipped.
 const Variable = "XAGG_REQUIRE"
 
+// KernelVariable is the environment variable that names a folder with an unpacked kernel package of Linux 6.1
+// (boot/vmlinuz-* and lib/modules), such as dpkg -x makes of Debian 12's linux-image-*.
+const KernelVariable = "XAGG_KERNEL"
+
 // Feature is something that a test needs and a machine may lack.
 type Feature string
 
@@ -34,7 +38,7 @@ const (
 	Mininet Feature = "mininet" // Mininet is installed for /usr/bin/python3, and netns
 	P4C     Feature = "p4c"     // p4c-bm2-ss is on PATH
 	BMv2    Feature = "bmv2"    // simple_switch_grpc is on PATH
-	QEMU    Feature = "qemu"    // qemu-system-x86_64 is on PATH
+	QEMU    Feature = "qemu"    // qemu-system-x86_64 is on PATH, and [KernelVariable] names a kernel to boot in it
 	Clang   Feature = "clang"   // clang-16 and llvm-strip-16, which compile the BPF objects, are on PATH
 )
 
@@ -45,7 +49,7 @@ var probes = map[Feature]func() error{
 	Mininet: sync.OnceValue(probeMininet),
 	P4C:     executable("p4c-bm2-ss"),
 	BMv2:    executable("simple_switch_grpc"),
-	QEMU:    executable("qemu-system-x86_64"),
+	QEMU:    probeQEMU,
 	Clang:   executable("clang-16", "llvm-strip-16"),
 }
 
@@ -141,6 +145,19 @@ func executable(names ...string) func() error {
 		}
 		return nil
 	}
+}
+
+// probeQEMU looks for the virtual machine and a kernel for it.
+func probeQEMU() error {
+	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
+		return fmt.Errorf("%w (apt-get install qemu-system-x86)", err)
+	}
+	dir := os.Getenv(KernelVariable)
+	if dir == "" {
+		return fmt.Errorf("%s does not name an unpacked kernel package (apt-get download linux-image-6.1..., dpkg -x)", KernelVariable)
+	}
+	_, err := os.Stat(dir)
+	return err
 }
 
 // probeXDP loads the smallest XDP program.
