@@ -9,6 +9,7 @@ package bmv2
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 )
 
@@ -50,3 +51,42 @@ type Config struct {
 
 // ErrClosed is returned by the methods of a switch that was closed.
 var ErrClosed = errors.New("switch is closed")
+
+func (c *Config) check() error {
+	if c.CPUPort > maxPort {
+		return fmt.Errorf("CPU port %d: the last port is %d", c.CPUPort, maxPort)
+	}
+	seen := map[string]uint16{}
+	for number, iface := range c.Ports {
+		if number > maxPort {
+			return fmt.Errorf("port %d (%s): the last port is %d", number, iface, maxPort)
+		}
+		if number == c.CPUPort && number != 0 {
+			return fmt.Errorf("port %d (%s): it is the CPU port", number, iface)
+		}
+		if other, dup := seen[iface]; dup {
+			return fmt.Errorf("interface %s: is port %d and port %d", iface, min(number, other), max(number, other))
+		}
+		seen[iface] = number
+	}
+	return nil
+}
+
+// EnvironmentError is an error of the machine: an interface that is not there, an address in use, a missing program or
+// privilege.
+type EnvironmentError struct {
+	Err  error
+	Cure string // what to do, if Err does not say so itself
+}
+
+func (e *EnvironmentError) Error() string {
+	if e.Cure == "" {
+		return e.Err.Error()
+	}
+	return fmt.Sprintf("%v (%s)", e.Err, e.Cure)
+}
+
+// Unwrap returns the cause.
+func (e *EnvironmentError) Unwrap() error { return e.Err }
+
+func environment(err error, cure string) error { return &EnvironmentError{err, cure} }
