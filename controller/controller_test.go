@@ -311,7 +311,9 @@ func (r *room) joinAll(job string, n uint32) ([]*rank, *api.Ready) {
 	return ranks, ready
 }
 
-func hybridPolicy() *api.Policy { return &api.Policy{Rule: "static", Mode: "hybrid", Steer: []uint32{3}, Pool: 16} }
+func hybridPolicy() *api.Policy {
+	return &api.Policy{Rule: "static", Mode: "hybrid", Steer: []uint32{3}, Pool: 16}
+}
 
 func TestJobFromCreateToRemove(t *testing.T) {
 	r := newRoom(t, testConfig(), nil)

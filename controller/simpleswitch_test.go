@@ -1,0 +1,159 @@
+package controller
+
+import (
+	"context"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"xagg/api"
+	"xagg/controller/p4rt"
+	"xagg/tests/require"
+	"xagg/wire"
+)
+
+// realSwitch runs simple_switch_grpc without ports, and returns the address of its P4Runtime server.
+func realSwitch(t *testing.T) (address string) {
+	require.Have(t, require.BMv2)
+	dir, err := os.MkdirTemp("", "xagg") // a unix path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, "p4rt")
+	cmd := exec.Command("simple_switch_grpc", "--no-p4", "--device-id", "3", "--",
+		"--grpc-server-addr", "unix:"+path, "--cpu-port", "510")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return "unix:" + path
+}
+
+// TestSimpleSwitch programs the real switch, twice: the second controller finds what the first one left.
+func TestSimpleSwitch(t *testing.T) {
+	address := realSwitch(t)
+	agents := map[string]*fakeAgent{"s0:1": newFakeAgent(t, "s0", 100), "s1:1": newFakeAgent(t, "s1", 100)}
+	for _, wantPushed := range []bool{true, false} {
+		cfg := testConfig()
+		cfg.Switch.Address, cfg.Switch.DeviceID = address, 3
+		c, err := New(cfg, WithDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			if a := agents[address]; a != nil {
+				return a.dial(ctx)
+			}
+			return Dial(ctx, address)
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		done := make(chan error, 1)
+		go func() { done <- c.Run(ctx, lis) }()
+		if err := c.Ready(ctx); err != nil {
+			t.Fatal(err)
+		}
+		session, err := c.links.session()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if session.Pushed() != wantPushed {
+			t.Errorf("pipeline pushed: %v, want %v", session.Pushed(), wantPushed)
+		}
+
+		if _, err := c.createJob(ctx, JobSpec{Name: "a", Ranks: 4, MaxElems: 1000, Policy: &hybrid}); err != nil {
+			t.Fatal(err)
+		}
+		for rank := range uint32(4) {
+			if _, err := c.join(ctx, &api.JoinRequest{Job: "a", Rank: rank, Ip: cfg.Hosts[rank].IP.String(), UdpPort: 19860}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		meet := c.meets["a"]
+		select {
+		case <-meet.ready:
+		case <-meet.over:
+			t.Fatalf("job is over: %v", meet.err)
+		case <-ctx.Done():
+			t.Fatal("job was not installed")
+		}
+		j := c.intent.jobs["a"]
+		want := desiredJob(&c.intent, j)
+		maps.Copy(want.entities, c.base.entities)
+		checkInstalled(t, ctx, session, want)
+
+		slot, err := c.ReadSlot(ctx, 5, 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slot.Type != wire.TypeCtrl || slot.Blocks != 4 || slot.Job != 0 || slot.Contributors != 0 {
+			t.Errorf("slot 5 of a fresh switch is %+v", slot.Header)
+		}
+		if st := c.status(ctx); st.Switch.Reasons["summed"] != 0 || len(st.Switch.Reasons) != wire.NumReasons {
+			t.Errorf("reasons: %v", st.Switch.Reasons)
+		}
+		counts, err := session.DirectCounter(ctx, tableMember)
+		if err != nil || len(counts) != 4 {
+			t.Errorf("direct counter: %v, %v", counts, err)
+		}
+		// Installing again changes nothing and is no error: the updates become modifications.
+		var entities []p4rt.Entity
+		for _, e := range desiredJob(&c.intent, j).entities {
+			entities = append(entities, e.entity)
+		}
+		if err := session.Upsert(ctx, entities...); err != nil {
+			t.Errorf("upsert of what is there: %v", err)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// checkInstalled reads the switch: it has exactly what is wanted, default actions aside, which cannot be told from the
+// program's own.
+func checkInstalled(t *testing.T, ctx context.Context, session *p4rt.Session, want objects) {
+	t.Helper()
+	got := make(map[string]p4rt.Entity)
+	for name := range session.Program().TableSizes() {
+		entries, err := session.Entries(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			got[e.Key()] = e
+		}
+	}
+	groups, err := session.Groups(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range groups {
+		got[g.Key()] = g
+	}
+	for key, w := range want.entities {
+		if isDefault(w.entity) {
+			continue
+		}
+		if !p4rt.Equal(got[key], w.entity) {
+			t.Errorf("the switch has %v, want %v", got[key], w.entity)
+		}
+		delete(got, key)
+	}
+	for _, e := range got {
+		t.Errorf("the switch still has %v", e)
+	}
+}
