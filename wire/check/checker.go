@@ -68,6 +68,17 @@ type shape struct {
 	seq      uint32
 }
 
+func (s shape) String() string {
+	text := fmt.Sprintf("%d lanes, exponent %d, seq %d", s.elems, s.exponent, s.seq)
+	if s.flags&wire.FlagLast != 0 {
+		text += ", LAST"
+	}
+	if s.flags&wire.FlagModular != 0 {
+		text += ", MODULAR"
+	}
+	return text
+}
+
 func shapeOf(h *wire.Header) shape {
 	return shape{h.Elems, h.Exponent, h.Flags & wire.ShapeFlags, h.Seq}
 }
@@ -140,7 +151,9 @@ func New(opts Options) *Checker {
 	return &Checker{
 		opts: opts, hash: newHasher(),
 		rounds: map[roundKey]map[uint32]*chunk{}, retired: map[roundKey]bool{}, jobs: map[uint16]bool{},
-		report: Report{SchemaVersion: SchemaVersion, Types: map[string]int{}, OtherLinks: map[string]int{}},
+		report: Report{
+			SchemaVersion: SchemaVersion, Types: map[string]int{}, OtherLinks: map[string]int{}, Incomplete: []Incomplete{},
+		},
 	}
 }
 
@@ -201,7 +214,7 @@ func (c *Checker) take(at Ref, p *wire.Packet, frame []byte) *fault {
 		return nil
 	}
 	if s := shapeOf(&p.Header); s != ch.shape {
-		return faultf(wireReason(wire.ReasonShape), "%+v, but the chunk has %+v", s, ch.shape)
+		return faultf(wireReason(wire.ReasonShape), "%s, but the chunk has %s", s, ch.shape)
 	}
 	switch p.Type {
 	case wire.TypeGrad:

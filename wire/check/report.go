@@ -90,9 +90,8 @@ func (r *Report) WriteJSON(w io.Writer) error {
 	type plain Report
 	out := struct {
 		plain
-		Violations []violation  `json:"violations"`
-		Incomplete []Incomplete `json:"incomplete"`
-	}{plain(*r), []violation{}, slices.Concat([]Incomplete{}, r.Incomplete)}
+		Violations []violation `json:"violations"`
+	}{plain(*r), []violation{}}
 	for _, v := range r.Violations {
 		out.Violations = append(out.Violations, violation{
 			r.name(v.File), v.Number, v.Packet, v.Reason, v.Detail, hex.Dump(v.Frame),
