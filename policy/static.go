@@ -38,7 +38,7 @@ type Static struct {
 func Parse(src []byte) (Static, error) {
 	var s Static
 	if err := yaml.UnmarshalWithOptions(src, &s, yaml.Strict()); err != nil {
-		return Static{}, fmt.Errorf("read policy: %w", err)
+		return Static{}, fmt.Errorf("read policy: %s", yaml.FormatError(err, false, false))
 	}
 	if err := s.Validate(); err != nil {
 		return Static{}, fmt.Errorf("read policy: %w", err)

@@ -1,0 +1,198 @@
+package policy
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+func TestGoodFiles(t *testing.T) {
+	want := map[string]Static{
+		"switch": {Rule: "static", Mode: ModeSwitch},
+		"empty":  {},
+		"server": {Mode: ModeServer, Servers: []string{"s1", "s0"}, Pool: 64},
+		"hybrid": {Rule: "static", Mode: ModeHybrid, Steer: []int{3, 0}},
+	}
+	files, err := filepath.Glob("testdata/*.good.yaml")
+	if err != nil || len(files) != len(want) {
+		t.Fatalf("%d files, %v; want %d", len(files), err, len(want))
+	}
+	for _, file := range files {
+		src, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := Parse(src)
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+		if diff := cmp.Diff(want[strings.TrimSuffix(filepath.Base(file), ".good.yaml")], got); diff != "" {
+			t.Errorf("%s: (-want +got)\n%s", file, diff)
+		}
+	}
+}
+
+// TestBadFiles compares errors with the first line of each file, a comment.
+func TestBadFiles(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.bad.yaml")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, file := range files {
+		src, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, _, _ := strings.Cut(string(src), "\n")
+		want := strings.TrimPrefix(first, "# ")
+		_, err = Parse(src)
+		if err == nil || !strings.HasPrefix(err.Error(), "read policy: "+want) {
+			t.Errorf("%s\ngot  %v\nwant read policy: %s", file, err, want)
+		}
+	}
+}
+
+func TestDecide(t *testing.T) {
+	place := Input{Job: "train", Ranks: 4, Servers: []string{"s0", "s1"}, Slots: 4096}
+	for _, tt := range []struct {
+		name string
+		rule Static
+		in   Input
+		plan Plan
+		why  string
+	}{
+		{"zero value", Static{}, place, Plan{Cohort: 0b1111, Pool: 32},
+			`rule static, mode switch: of the 4 ranks of job "train" the switch sums all (0-3); pool 32 takes 128 of 4096 free slots`},
+		{"one rank", Static{Mode: ModeSwitch}, Input{Job: "a", Ranks: 1, Slots: 128}, Plan{Cohort: 1, Pool: 32},
+			`rule static, mode switch: of the 1 ranks of job "a" the switch sums all (0); pool 32 takes 128 of 128 free slots`},
+		{"64 ranks", Static{Pool: 1}, Input{Job: "a", Ranks: 64, Slots: 4}, Plan{Cohort: 1<<64 - 1, Pool: 1},
+			`rule static, mode switch: of the 64 ranks of job "a" the switch sums all (0-63); pool 1 takes 4 of 4 free slots`},
+		{"server", Static{Mode: ModeServer}, place, Plan{Steered: 0b1111, Servers: []string{"s0", "s1"}, Pool: 32},
+			`rule static, mode server: of the 4 ranks of job "train" all (0-3) are steered to servers s0, s1; pool 32 takes 128 of 4096 free slots`},
+		{"servers in the rule's order", Static{Mode: ModeServer, Servers: []string{"s1", "s0"}}, place,
+			Plan{Steered: 0b1111, Servers: []string{"s1", "s0"}, Pool: 32},
+			`rule static, mode server: of the 4 ranks of job "train" all (0-3) are steered to servers s1, s0; pool 32 takes 128 of 4096 free slots`},
+		{"hybrid", Static{Mode: ModeHybrid, Steer: []int{3, 0}, Servers: []string{"s1"}, Pool: 64}, place,
+			Plan{Cohort: 0b0110, Steered: 0b1001, Servers: []string{"s1"}, Pool: 64},
+			`rule static, mode hybrid: of the 4 ranks of job "train" the switch sums 1-2 and 0,3 are steered to server s1, which closes chunks; pool 64 takes 256 of 4096 free slots`},
+	} {
+		got, err := tt.rule.Decide(tt.in)
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		if diff := cmp.Diff(Decision{tt.plan, tt.why}, got); diff != "" {
+			t.Errorf("%s: (-want +got)\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestDecideRefuses(t *testing.T) {
+	place := Input{Job: "train", Ranks: 4, Servers: []string{"s0", "s1"}, Slots: 4096}
+	with := func(change func(*Input)) Input {
+		in := place
+		change(&in)
+		return in
+	}
+	for _, tt := range []struct {
+		rule Static
+		in   Input
+		want string
+	}{
+		{Static{}, with(func(in *Input) { in.Ranks = 0 }), "ranks: 0 ranks, want 1..64"},
+		{Static{}, with(func(in *Input) { in.Ranks = 65 }), "ranks: 65 ranks, want 1..64"},
+		{Static{Mode: ModeHybrid}, place, `steer: mode "hybrid" needs at least one rank that goes to a server`},
+		{Static{Mode: ModeServer}, with(func(in *Input) { in.Servers = nil }), `mode: mode "server" needs an aggregation server, and there is none`},
+		{Static{Mode: ModeServer, Servers: []string{"s0", "s7"}}, place, `servers[1]: no server "s7"; there are s0, s1`},
+		{Static{Mode: ModeHybrid, Steer: []int{1, 4}}, place, "steer[1]: rank 4 is beyond the job's ranks 0..3"},
+		{Static{Mode: ModeHybrid, Steer: []int{0, 1, 2}}, place,
+			`steer: 3 of 4 ranks are steered, which leaves the switch 1 to sum; a cohort has at least 2, otherwise use mode "server"`},
+		{Static{Pool: 1024}, with(func(in *Input) { in.Slots = 4095 }),
+			"a pool of 1024 needs 4096 slots and 4095 are free; choose a smaller pool or remove a job"},
+	} {
+		_, err := tt.rule.Decide(tt.in)
+		if err == nil || err.Error() != tt.want {
+			t.Errorf("got  %v\nwant %s", err, tt.want)
+		}
+		var fieldErr *FieldError
+		var slotsErr *SlotsError
+		if !errors.As(err, &fieldErr) && !errors.As(err, &slotsErr) {
+			t.Errorf("%v is of type %T", err, err)
+		}
+	}
+}
+
+// TestPlanCoversTheRanks: whatever is asked for, a plan that is given is one that the data plane can run.
+func TestPlanCoversTheRanks(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		names := []string{"s0", "s1", "s2"}
+		rule := Static{
+			Mode:    rapid.SampledFrom([]Mode{"", ModeSwitch, ModeServer, ModeHybrid}).Draw(t, "mode"),
+			Steer:   rapid.SliceOfN(rapid.IntRange(-1, 64), 0, 5).Draw(t, "steer"),
+			Servers: rapid.SliceOfN(rapid.SampledFrom(names), 0, 2).Draw(t, "servers"),
+			Pool:    rapid.SampledFrom([]int{-1, 0, 1, 2, 3, 64, 1 << 20}).Draw(t, "pool"),
+		}
+		in := Input{
+			Job: "j", Ranks: rapid.IntRange(-1, 66).Draw(t, "ranks"),
+			Servers: names[:rapid.IntRange(0, 3).Draw(t, "there")], Slots: rapid.IntRange(0, 4096).Draw(t, "slots"),
+		}
+		d, err := rule.Decide(in)
+		if err != nil {
+			return
+		}
+		switch {
+		case d.Cohort&d.Steered != 0 || d.Cohort|d.Steered != allRanks(in.Ranks):
+			t.Fatalf("cohort %b and steered %b do not part %d ranks", d.Cohort, d.Steered, in.Ranks)
+		case d.Steered != 0 && len(d.Servers) == 0:
+			t.Fatal("ranks are steered to nobody")
+		case d.Steered == 0 && len(d.Servers) != 0:
+			t.Fatal("servers without anything to do")
+		case d.Pool < 1 || d.Pool&(d.Pool-1) != 0 || SlotsPerPool*d.Pool > in.Slots:
+			t.Fatalf("pool %d with %d slots", d.Pool, in.Slots)
+		case d.Explanation == "":
+			t.Fatal("no explanation")
+		}
+		for _, s := range d.Servers {
+			if !slices.Contains(in.Servers, s) {
+				t.Fatalf("server %q is not there", s)
+			}
+		}
+		again, _ := rule.Decide(in)
+		if !again.Plan.Equal(d.Plan) {
+			t.Fatal("the same question has two answers")
+		}
+	})
+}
+
+func TestFormatMask(t *testing.T) {
+	for mask, want := range map[uint64]string{
+		0: "none", 1: "0", 0b1111: "0-3", 0b1101: "0,2-3", 1 << 63: "63", 1<<64 - 1: "0-63", 0b101 | 7<<61: "0,2,61-63",
+	} {
+		if got := FormatMask(mask); got != want {
+			t.Errorf("FormatMask(%b) = %q, want %q", mask, got, want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	files, _ := filepath.Glob("testdata/*.yaml")
+	for _, file := range files {
+		src, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(src)
+	}
+	f.Fuzz(func(t *testing.T, src []byte) {
+		rule, err := Parse(src)
+		if err == nil && rule.Validate() != nil {
+			t.Error("a rule that is not valid was taken")
+		}
+	})
+}
