@@ -1,0 +1,145 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"xagg/lab/demo"
+	"xagg/lab/netns"
+)
+
+func newDemoCommand(env *env) *cobra.Command {
+	var (
+		opts       demo.Options
+		modes      []string
+		stragglers []string
+		output     string
+	)
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "All-reduce real gradients in all modes and compare every integer with a plain sum",
+		Long: `All-reduce gradient vectors over four workers, a P4 switch and an XDP aggregation server, in three modes:
+
+  switch   the switch sums all ranks
+  server   all ranks are steered to the server
+  hybrid   the switch sums some ranks, the stragglers go to the server, which combines both
+
+and compare the integers that every worker receives with a plain loop's sum of the quantized inputs. Exit code 0 only
+if all are equal, and the same in all modes.
+
+With root the hosts are network namespaces with veth links, and the server's program is XDP in the kernel. Without,
+everything runs in one process.`,
+		Example: `  xagg demo
+  xagg demo --mode hybrid --straggler 3=20ms --pcap demo.pcapng
+  xagg demo --grads synthetic:1000000 --workers 8 --rounds 5 -o json
+  xagg demo --switch simple_switch_grpc`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return usagef("--output %q: want text or json", output)
+			}
+			if err := prepareDemo(env, cmd, &opts, modes, stragglers); err != nil {
+				return err
+			}
+			opts.Log = env.log
+			report, err := demo.Run(cmd.Context(), opts)
+			switch {
+			case errors.Is(err, demo.ErrUsage):
+				return &exitError{exitUsage, err}
+			case errors.Is(err, netns.ErrNotPermitted), errors.Is(err, demo.ErrEnvironment):
+				return &exitError{exitEnvironment, err}
+			case err != nil:
+				return err
+			}
+			write := report.WriteTable
+			if output == "json" {
+				write = report.WriteJSON
+			}
+			if err := write(env.stdout); err != nil {
+				return err
+			}
+			if !report.Exact {
+				return &exitError{exitFailure, errors.New("the demo is not exact")}
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&modes, "mode", nil, "modes to run: switch, server, hybrid (default all that the workers allow)")
+	f.StringVar(&opts.Lab, "lab", "", "netns (hosts in network namespaces, XDP; needs root) or memory (one process); default: what the privileges allow")
+	f.StringVar(&opts.Switch, "switch", demo.SwitchEngine, "engine (embedded) or simple_switch_grpc (must be installed)")
+	f.StringVar(&opts.Grads, "grads", "", "directory with *rank{R}.npy, or synthetic:N for N lanes (default: the embedded gradients)")
+	f.IntVar(&opts.Workers, "workers", 0, "number of workers (default: the ranks of the gradients; 4 for synthetic ones)")
+	f.IntVar(&opts.Rounds, "rounds", 0, "all-reduces per mode (default: each step three times)")
+	f.StringArrayVar(&stragglers, "straggler", nil, "RANK=DELAY: this rank comes later to every all-reduce, and hybrid steers it")
+	f.StringVar(&opts.Pcap, "pcap", "", "write all frames of all switch ports to this file, and check it")
+	f.DurationVar(&opts.Timeout, "timeout", 60*time.Second, "of one all-reduce")
+	f.StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+// prepareDemo turns the command line into options.
+func prepareDemo(env *env, cmd *cobra.Command, opts *demo.Options, modes, stragglers []string) error {
+	if cmd.Flags().Changed("workers") && opts.Workers < 1 {
+		return usagef("--workers %d: want at least 1", opts.Workers)
+	}
+	var err error
+	if opts.Workers == 0 && strings.HasPrefix(opts.Grads, "synthetic:") {
+		opts.Workers = defaultWorkers
+	}
+	opts.Set, err = openGradients(opts.Grads)
+	if err != nil {
+		return err
+	}
+	if opts.Workers == 0 {
+		opts.Workers = opts.Set.Ranks()
+	}
+
+	opts.Straggler = map[int]time.Duration{}
+	for _, s := range stragglers {
+		rank, delay, err := parseStraggler(s)
+		if err != nil {
+			return err
+		}
+		opts.Straggler[rank] = delay
+	}
+
+	opts.Progress = func(format string, args ...any) { fmt.Fprintf(env.stderr, format+"\n", args...) }
+	opts.Modes = modes
+	if len(modes) == 0 {
+		opts.Modes = demo.Modes
+		if opts.Workers < 3 {
+			opts.Progress("mode hybrid is left out: it needs three workers")
+			opts.Modes = demo.Modes[:2]
+		}
+	}
+	if opts.Lab == "" {
+		opts.Lab = demo.LabNetns
+		if err := netns.Available(); err != nil && opts.Switch == demo.SwitchEngine {
+			opts.Progress("%v: running in one process instead (--lab memory), with the aggregation server in user space", err)
+			opts.Lab = demo.LabMemory
+		}
+	}
+	return nil
+}
+
+// defaultWorkers is the number of workers of synthetic gradients.
+const defaultWorkers = 4
+
+// parseStraggler reads RANK=DELAY.
+func parseStraggler(s string) (rank int, delay time.Duration, err error) {
+	left, right, ok := strings.Cut(s, "=")
+	if ok {
+		if rank, err = strconv.Atoi(left); err == nil {
+			if delay, err = time.ParseDuration(right); err == nil {
+				return rank, delay, nil
+			}
+		}
+	}
+	return 0, 0, usagef("--straggler %q: want RANK=DELAY, as in 3=20ms", s)
+}

@@ -1,0 +1,58 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"xagg/api"
+	"xagg/lab"
+	"xagg/lab/memory"
+	"xagg/wire"
+	"xagg/worker"
+	"xagg/worker/replay"
+)
+
+// process is a testbed in this process.
+type process struct {
+	lab  *memory.Lab
+	opts *Options
+}
+
+func startMemory(ctx context.Context, topology lab.Topology, opts *Options) (testbed, error) {
+	l, err := memory.New(ctx, memory.Config{Topology: topology, PcapFile: opts.Pcap, Log: opts.Log})
+	if err != nil {
+		return nil, err
+	}
+	return &process{lab: l, opts: opts}, nil
+}
+
+func (p *process) controller() grpc.ClientConnInterface { return p.lab.Controller() }
+
+func (p *process) close() error { return p.lab.Close() }
+
+func (p *process) run(ctx context.Context, job string, take func(reduced) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for rank := range p.opts.Workers {
+		group.Go(func() error {
+			if err := p.worker(ctx, job, rank, take); err != nil {
+				return fmt.Errorf("worker %d: %w", rank, err)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+func (p *process) worker(ctx context.Context, job string, rank int, take func(reduced) error) error {
+	return replay.Run(ctx, api.NewControllerClient(p.lab.Controller()), replay.Config{
+		Worker: worker.Config{Job: job, Rank: rank, Link: p.lab.Link(rank, wire.Port)},
+		Set:    p.opts.Set,
+		Rounds: p.opts.Rounds,
+		Delay:  p.opts.Straggler[rank],
+	}, func(r replay.Reduced) error {
+		return take(reduced{rank, r.Sum, r.Line(p.opts.Set)})
+	}, worker.WithTimeout(p.opts.Timeout), worker.WithLogger(p.opts.Log))
+}

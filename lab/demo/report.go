@@ -1,0 +1,108 @@
+package demo
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+)
+
+// SchemaVersion is the version of a Report's JSON form. It changes when a field changes its meaning or goes away.
+const SchemaVersion = 1
+
+// Report is what a demo found out.
+type Report struct {
+	SchemaVersion int      `json:"schema_version"`
+	Exact         bool     `json:"exact"` // all runs are exact, and have the same integers
+	Runs          []Result `json:"runs"`
+	Capture       *Capture `json:"capture,omitempty"` // of --pcap
+}
+
+// Result is what one job of the demo came to.
+type Result struct {
+	Mode       string `json:"mode"`   // switch, server or hybrid
+	Switch     string `json:"switch"` // engine or simple_switch_grpc
+	Lab        string `json:"lab"`    // netns or memory
+	Workers    int    `json:"workers"`
+	Servers    int    `json:"servers"` // that the plan used
+	XDPMode    string `json:"xdp_mode,omitempty"`
+	Allreduces int    `json:"allreduces"`
+	Lanes      int    `json:"lanes"`  // of the longest vector
+	Chunks     int    `json:"chunks"` // of it
+	// Exact: the integers on every worker equal a plain loop's sum of the quantized inputs, and those of the other runs.
+	Exact bool `json:"exact"`
+	// Error says what is not exact.
+	Error string `json:"error,omitempty"`
+	// MaxAbsError and RelL2Error are the largest of all all-reduces, against a float64 sum of the inputs.
+	MaxAbsError float64 `json:"max_abs_error"`
+	RelL2Error  float64 `json:"rel_l2_error"`
+	// SecondsPerAllreduce is the median over the all-reduces of the time that the slowest worker took for it.
+	SecondsPerAllreduce float64 `json:"seconds_per_allreduce"`
+	Packets             uint64  `json:"packets"`  // that the workers sent
+	Partials            uint64  `json:"partials"` // that the switch sent
+	Resends             uint64  `json:"resends"`  // of the packets
+	Saturated           uint64  `json:"saturated_lanes"`
+}
+
+// Capture is the verdict on a demo's own capture.
+type Capture struct {
+	File    string `json:"file"`
+	Packets int    `json:"packets"`
+	OK      bool   `json:"ok"`
+	Error   string `json:"error,omitempty"`
+}
+
+// WriteJSON writes the report as one JSON object.
+func (r *Report) WriteJSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(r)
+}
+
+// WriteTable writes the report for people.
+func (r *Report) WriteTable(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "MODE\tSWITCH\tLAB\tWORKERS\tCHUNKS\tTIME/ALL-REDUCE\tPACKETS\tPARTIALS\tRESENDS\tMAX ERROR\tREL L2 ERROR\tEXACT")
+	for _, run := range r.Runs {
+		exact := "yes"
+		if !run.Exact {
+			exact = "NO"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%v\t%d\t%d\t%d\t%.2e\t%.2e\t%s\n", run.Mode, run.Switch, run.Lab, run.Workers, run.Chunks,
+			seconds(run.SecondsPerAllreduce), run.Packets, run.Partials, run.Resends, run.MaxAbsError, run.RelL2Error, exact)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, run := range r.Runs {
+		if run.Error != "" {
+			fmt.Fprintf(w, "%s: not exact: %s\n", run.Mode, run.Error)
+		}
+	}
+	switch {
+	case r.Exact && len(r.Runs) > 1:
+		fmt.Fprintln(w, "exact: every worker's integers equal the plain sum, and they are the same in all modes")
+	case r.Exact:
+		fmt.Fprintln(w, "exact: every worker's integers equal the plain sum")
+	}
+	if c := r.Capture; c != nil {
+		if c.OK {
+			fmt.Fprintf(w, "capture %s: %d packets, every result is the sum of exactly its contributions\n", c.File, c.Packets)
+		} else {
+			fmt.Fprintf(w, "capture %s: %s\n", c.File, c.Error)
+		}
+	}
+	return nil
+}
+
+func seconds(s float64) time.Duration {
+	d := time.Duration(s * float64(time.Second))
+	switch {
+	case d > time.Second:
+		return d.Round(10 * time.Millisecond)
+	case d > time.Millisecond:
+		return d.Round(10 * time.Microsecond)
+	}
+	return d
+}
