@@ -68,37 +68,24 @@ func Limit(ranks int) int32 { return math.MaxInt32 / int32(ranks) }
 // mantissa are the integer in two's complement.
 const roundBias = 3 << 51
 
-// tagRun is the number of products of a lane and a coefficient that an int64 holds.
-const tagRun = 32
-
 // Encode quantizes the values of src, finite and at most wire.MaxLanes, to lanes of magnitude at most limit, and writes
 // them to dst in network order, followed by zeros: dst has room for whole blocks. tag is wire.TagLanes of the lanes.
 // clip is called for every lane that did not fit, with what is missing from it.
 func Encode(dst []byte, src []float32, exponent int8, limit int32, clip func(i int, rest float32)) (tag [2]uint32) {
-	var acc [2]int64
+	var lanes [wire.MaxLanes]int32
 	factor, hi := math.Ldexp(1, int(exponent)), float64(limit)
-	lo := -hi
-	out := dst[:4*len(src)]
-	for from := 0; from < len(src); from += tagRun {
-		run := src[from:min(from+tagRun, len(src))]
-		k0, k1 := wire.Coefficients[0][from:][:len(run)], wire.Coefficients[1][from:][:len(run)]
-		var s0, s1 int64
-		for i, x := range run {
-			v := float64(x) * factor // exact
-			if v > hi || v < lo {
-				v = clipped(from+i, v, hi, factor, clip)
-			}
-			lane := int32(math.Float64bits(v + roundBias))
-			s0 += int64(lane) * int64(k0[i])
-			s1 += int64(lane) * int64(k1[i])
-			binary.BigEndian.PutUint32(out, uint32(lane))
-			out = out[4:]
+	run, out := lanes[:len(src)], dst[:4*len(src)]
+	for i, x := range src {
+		v := float64(x) * factor // exact
+		if math.Abs(v) > hi {
+			v = clipped(i, v, hi, factor, clip)
 		}
-		acc[0] += s0 % wire.P
-		acc[1] += s1 % wire.P
+		lane := int32(math.Float64bits(v + roundBias))
+		run[i] = lane
+		binary.BigEndian.PutUint32(out[4*i:4*i+4], uint32(lane))
 	}
 	clear(dst[4*len(src):])
-	return residues(acc)
+	return wire.TagLanes(run)
 }
 
 // clipped handles a scaled value beyond the range: it returns the integer to send and reports the rest.
@@ -119,16 +106,6 @@ func EncodeInt32(dst []byte, src []int32) (tag [2]uint32) {
 	}
 	clear(dst[4*len(src):])
 	return wire.TagLanes(src)
-}
-
-func residues(acc [2]int64) (tag [2]uint32) {
-	for t, v := range acc {
-		if v %= wire.P; v < 0 {
-			v += wire.P
-		}
-		tag[t] = uint32(v)
-	}
-	return tag
 }
 
 // Decode writes the values of summed lanes to dst: lane * 2^-exponent, rounded to float32 once. A sum beyond float32
