@@ -47,14 +47,13 @@ everything runs in one process.`,
 				return err
 			}
 			opts.Log = env.log
+			if !cmd.Flags().Changed("log-level") {
+				// The progress says what goes on; what switch and controller log is for whoever asks.
+				opts.Log, _ = newLogger(env.stderr, "warn", cmd.Flag("log-format").Value.String())
+			}
 			report, err := demo.Run(cmd.Context(), opts)
-			switch {
-			case errors.Is(err, demo.ErrUsage):
-				return &exitError{exitUsage, err}
-			case errors.Is(err, netns.ErrNotPermitted), errors.Is(err, demo.ErrEnvironment):
-				return &exitError{exitEnvironment, err}
-			case err != nil:
-				return err
+			if err != nil {
+				return demoError(err)
 			}
 			write := report.WriteTable
 			if output == "json" {
@@ -81,6 +80,19 @@ everything runs in one process.`,
 	f.DurationVar(&opts.Timeout, "timeout", 60*time.Second, "of one all-reduce")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
+}
+
+// demoError gives an error of the demo its exit code.
+func demoError(err error) error {
+	var usage *demo.UsageError
+	var missing *demo.MissingError
+	switch {
+	case errors.As(err, &usage):
+		return &exitError{exitUsage, err}
+	case errors.As(err, &missing), errors.Is(err, netns.ErrNotPermitted):
+		return &exitError{exitEnvironment, err}
+	}
+	return err
 }
 
 // prepareDemo turns the command line into options.

@@ -57,15 +57,23 @@ type Options struct {
 	Log       *slog.Logger
 }
 
-var (
-	// ErrUsage marks errors of options that do not fit each other.
-	ErrUsage = errors.New("wrong options")
-	// ErrEnvironment marks errors of a machine that lacks something.
-	ErrEnvironment = errors.New("this machine lacks something")
-)
+// UsageError is an error of options that do not fit each other.
+type UsageError struct{ problem string }
+
+func (e *UsageError) Error() string { return e.problem }
 
 func usagef(format string, args ...any) error {
-	return fmt.Errorf("%w: %w", ErrUsage, fmt.Errorf(format, args...))
+	return &UsageError{fmt.Sprintf(format, args...)}
+}
+
+// MissingError is an error of a machine that lacks something.
+type MissingError struct {
+	What string // the program
+	Cure string // what to do
+}
+
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("%s is not on the PATH: %s", e.What, e.Cure)
 }
 
 // validate checks the options and fills in what was left open.

@@ -118,8 +118,7 @@ func (n *namespaces) startSwitch() error {
 	if n.opts.Switch == SwitchSimpleSwitch {
 		var err error
 		if program, err = exec.LookPath(SwitchSimpleSwitch); err != nil {
-			return fmt.Errorf("%w: %s is not on the PATH: install it, or use the embedded engine (--switch %s)",
-				ErrEnvironment, SwitchSimpleSwitch, SwitchEngine)
+			return &MissingError{SwitchSimpleSwitch, "install it, or use the embedded engine (--switch " + SwitchEngine + ")"}
 		}
 		first = nil
 	}
