@@ -229,25 +229,17 @@ func TestIncompleteMachines(t *testing.T) {
 // The real checks on this machine: with the privileges they need, the lab's link carries frames to XDP programs.
 func TestLocal(t *testing.T) {
 	require.Have(t, require.Netns, require.XDP)
-	before, err := netns.Records("")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, c := range checks[:5] { // what aggregation needs
 		if got := c.look(t.Context(), Local()); got.Status != OK {
 			t.Errorf("%s: %+v", c.name, got)
 		}
 	}
-	mine := map[string]bool{}
-	for _, r := range before {
-		mine[r.ID] = true
-	}
-	after, err := netns.Records("")
+	records, err := netns.Records(runDir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range after {
-		if !mine[r.ID] && r.Owner.PID == os.Getpid() {
+	for _, r := range records {
+		if r.Owner.PID == os.Getpid() {
 			t.Errorf("left by the checks: %+v", r)
 		}
 	}

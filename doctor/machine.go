@@ -3,6 +3,7 @@ package doctor
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"strings"
@@ -75,4 +76,12 @@ func output(ctx context.Context, name string, args ...string) (string, error) {
 }
 
 // Fix removes what labs left behind whose owner has died, and returns their ids.
-func Fix() ([]string, error) { return netns.Sweep("") }
+func Fix() ([]string, error) {
+	var swept []string
+	var errs []error
+	for _, dir := range []string{netns.RunDir, runDir} {
+		ids, err := netns.Sweep(dir)
+		swept, errs = append(swept, ids...), append(errs, err)
+	}
+	return swept, errors.Join(errs...)
+}
