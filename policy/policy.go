@@ -13,10 +13,11 @@ import (
 const (
 	// MaxRanks is the largest number of ranks in a job: a plan's masks have 64 bits.
 	MaxRanks = 64
-	// DefaultPool is the number of slots per version where nothing else is asked for. A worker has at most so many
-	// chunks under way, and their results come back at once: 32 fill half of the 64-packet egress queue of a
-	// simple_switch port.
-	DefaultPool = 32
+	// MaxDefaultPool is the largest number of slots per version where nothing else is asked for: a worker has at most so
+	// many chunks under way.
+	MaxDefaultPool = 32
+	// portQueue is how many packets a simple_switch port holds before it drops the next one.
+	portQueue = 64
 	// SlotsPerPool is the number of switch slots that a job leases per slot of its pool: two versions for each of the
 	// two epochs that are installed while a plan changes.
 	SlotsPerPool = 4
@@ -41,6 +42,26 @@ type Plan struct {
 // Equal reports whether two plans are the same.
 func (p Plan) Equal(q Plan) bool {
 	return p.Cohort == q.Cohort && p.Steered == q.Steered && p.Pool == q.Pool && slices.Equal(p.Servers, q.Servers)
+}
+
+// defaultPool returns the largest pool with which no port of the switch has to queue more packets than it holds, at
+// least 1 and at most MaxDefaultPool. Per slot of the pool, a worker's port carries a RESULT and, where servers close
+// chunks, an ACK; a server's port carries the packet of every steered rank and the cohort's PARTIAL, divided by the
+// number of servers.
+func defaultPool(p Plan) int {
+	packets := 1
+	if n := len(p.Servers); n > 0 {
+		flows := bits.OnesCount64(p.Steered)
+		if p.Cohort != 0 {
+			flows++
+		}
+		packets = max(2, (flows+n-1)/n)
+	}
+	pool := MaxDefaultPool
+	for pool > 1 && pool*packets > portQueue {
+		pool /= 2
+	}
+	return pool
 }
 
 // Decision is a plan with the reason for it.

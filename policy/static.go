@@ -31,7 +31,7 @@ type Static struct {
 	Mode    Mode     `yaml:"mode"`    // empty = switch
 	Steer   []int    `yaml:"steer"`   // ModeHybrid: ranks that go to the servers
 	Servers []string `yaml:"servers"` // ModeServer and ModeHybrid: names; empty = all there are
-	Pool    int      `yaml:"pool"`    // slots per version, a power of two; 0 = DefaultPool
+	Pool    int      `yaml:"pool"`    // slots per version, a power of two; 0 = as many as the switch's ports can queue, at most MaxDefaultPool
 }
 
 // Parse reads a rule from YAML. A field that the rule does not have is an error with its line and column.
@@ -111,9 +111,6 @@ func (s Static) Decide(in Input) (Decision, error) {
 	}
 	all := allRanks(in.Ranks)
 	plan := Plan{Cohort: all, Pool: s.Pool}
-	if plan.Pool == 0 {
-		plan.Pool = DefaultPool
-	}
 	if s.mode() != ModeSwitch {
 		servers, err := s.servers(in)
 		if err != nil {
@@ -137,6 +134,9 @@ func (s Static) Decide(in Input) (Decision, error) {
 			return Decision{}, fieldf("steer", "%d of %d ranks are steered, which leaves the switch %d to sum; "+
 				"a cohort has at least 2, otherwise use mode %q", len(s.Steer), in.Ranks, n, ModeServer)
 		}
+	}
+	if plan.Pool == 0 {
+		plan.Pool = defaultPool(plan)
 	}
 	if need := SlotsPerPool * plan.Pool; need > in.Slots {
 		return Decision{}, &SlotsError{Pool: plan.Pool, Need: need, Free: in.Slots}
