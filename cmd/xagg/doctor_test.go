@@ -1,0 +1,40 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"xagg/doctor"
+)
+
+func TestDoctor(t *testing.T) {
+	var out, errs bytes.Buffer
+	code := run(t.Context(), &env{stdout: &out, stderr: &errs}, []string{"doctor", "-o", "json"})
+	var report struct {
+		SchemaVersion int `json:"schema_version"`
+		OK            bool
+		Checks        []doctor.Check
+	}
+	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+		t.Fatalf("%v: %s", err, out.String())
+	}
+	// Whether the machine has everything decides nothing but the exit code.
+	want := exitOK
+	for _, c := range report.Checks {
+		if c.Status == doctor.Fail {
+			want = exitEnvironment
+		}
+	}
+	if code != want || report.OK != (want == exitOK) || report.SchemaVersion != doctor.SchemaVersion || len(report.Checks) == 0 {
+		t.Errorf("exit code %d, want %d; %s%s", code, want, out.String(), errs.String())
+	}
+
+	for _, args := range [][]string{{"doctor", "-o", "xml"}, {"doctor", "me"}} {
+		errs.Reset()
+		if code := run(t.Context(), &env{stdout: &out, stderr: &errs}, args); code != exitUsage || !strings.HasPrefix(errs.String(), "xagg: ") {
+			t.Errorf("%v: exit code %d, want %d: %s", args, code, exitUsage, errs.String())
+		}
+	}
+}
