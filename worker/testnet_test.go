@@ -93,26 +93,11 @@ func startTestnet(cfg netConfig) (n *testnet, stop func()) {
 		cfg.chunks = 64
 	}
 	n = &testnet{netConfig: cfg, rng: rand.New(rand.NewPCG(cfg.seed, 1)), start: time.Now()}
-	all := ^uint64(0) >> (64 - cfg.ranks)
 	n.sw = agg.NewSwitch(int(4 * cfg.pool))
-	members, ports := map[uint8]agg.Member{}, []uint16{}
-	for r := range cfg.ranks {
-		members[uint8(r)] = agg.Member{Port: uint16(r + 1), Src: ipNumber(workerAddr(r).IP)}
+	for range cfg.servers {
+		n.srv = append(n.srv, agg.NewServer(int(2*cfg.chunks)))
 	}
-	for s := range cfg.servers {
-		ports = append(ports, uint16(65+s))
-		srv := agg.NewServer(int(2 * cfg.chunks))
-		err := srv.Install(agg.ServerPlan{Job: testJob, Epoch: testEpoch, Ranks: all, Chunks: cfg.chunks, Rounds: 2})
-		if err != nil {
-			panic(err)
-		}
-		n.srv = append(n.srv, srv)
-	}
-	err := n.sw.Install(agg.SwitchPlan{Job: testJob, Epoch: testEpoch, Ranks: all, Cohort: all &^ cfg.steered,
-		Servers: cfg.servers, Base: testEpoch % 2 * 2 * cfg.pool, Pool: cfg.pool}, members, ports)
-	if err != nil {
-		panic(err)
-	}
+	n.install(testEpoch)
 	for r := range cfg.ranks {
 		port := uint16(r + 1)
 		n.links = append(n.links, worker.NewFrameLink(workerAddr(r), !cfg.noCheck, func(frame []byte) {
@@ -127,6 +112,26 @@ func startTestnet(cfg netConfig) (n *testnet, stop func()) {
 		ServiceIp: netip.AddrFrom4(service.IP).String(), ServiceMac: net.HardwareAddr(service.MAC[:]).String(),
 	}))
 	return n, stop
+}
+
+// install installs an epoch of the job's plan.
+func (n *testnet) install(epoch uint16) {
+	all := ^uint64(0) >> (64 - n.ranks)
+	members, ports := map[uint8]agg.Member{}, []uint16{}
+	for r := range n.ranks {
+		members[uint8(r)] = agg.Member{Port: uint16(r + 1), Src: ipNumber(workerAddr(r).IP)}
+	}
+	for s, srv := range n.srv {
+		ports = append(ports, uint16(65+s))
+		if err := srv.Install(agg.ServerPlan{Job: testJob, Epoch: epoch, Ranks: all, Chunks: n.chunks, Rounds: 2}); err != nil {
+			panic(err)
+		}
+	}
+	err := n.sw.Install(agg.SwitchPlan{Job: testJob, Epoch: epoch, Ranks: all, Cohort: all &^ n.steered,
+		Servers: len(n.srv), Base: uint32(epoch) % 2 * 2 * n.pool, Pool: n.pool}, members, ports)
+	if err != nil {
+		panic(err)
+	}
 }
 
 func ipNumber(ip [4]byte) uint32 {

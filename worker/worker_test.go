@@ -511,3 +511,139 @@ func TestTamperedAlways(t *testing.T) {
 		})
 	}
 }
+
+// TestResidualPlace: what is clipped anywhere in a long vector comes back at its own place.
+func TestResidualPlace(t *testing.T) {
+	n := newTestnet(t, netConfig{ranks: 2, chunks: 2})
+	workers := n.join(t)
+	const size = 3*512 + 40
+	places := []int{0, 255, 256, 511, 512, 1000, size - 1}
+	n.each(t, func(r int) error {
+		data := make([]float32, size)
+		for i := range data {
+			data[i] = 1
+		}
+		if _, err := workers[r].AllReduce(t.Context(), "w", data); err != nil {
+			return err
+		}
+		clear(data)
+		for k, p := range places {
+			data[p] = float32(1000 + k)
+		}
+		info, err := workers[r].AllReduce(t.Context(), "w", data)
+		if err != nil {
+			return err
+		}
+		if info.Clipped != len(places) || info.Saturated != 5 {
+			return fmt.Errorf("%d values clipped, %d chunks saturated", info.Clipped, info.Saturated)
+		}
+		rest := make([]float32, size)
+		if _, err := workers[r].AllReduce(t.Context(), "w", rest); err != nil {
+			return err
+		}
+		want := make([]float32, size)
+		for k, p := range places {
+			want[p] = float32(2 * (1000 + k))
+			data[p] += rest[p] // 2*(16-2^-26) and what was missing
+			if math.Abs(float64(data[p]-want[p])) > 1e-3 {
+				return fmt.Errorf("value %d is %v and then %v, together want %v", p, data[p]-rest[p], rest[p], want[p])
+			}
+			rest[p] = 0
+		}
+		if i := slices.IndexFunc(rest, func(x float32) bool { return x != 0 }); i >= 0 {
+			return fmt.Errorf("a remainder of %v came at %d", rest[i], i)
+		}
+		return nil
+	})
+}
+
+// TestTensorErrors: mistakes in the use of keys.
+func TestTensorErrors(t *testing.T) {
+	n := newTestnet(t, netConfig{ranks: 1})
+	w := n.join(t)[0]
+	for _, x := range []float32{1, math.MaxFloat32} { // the second is clipped nearly whole
+		if _, err := w.AllReduce(t.Context(), "w", []float32{x}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := w.AllReduce(t.Context(), "w", []float32{math.MaxFloat32})
+	bad, ok := errors.AsType[*worker.NonFiniteError](err)
+	if !ok || !bad.Residual || !strings.Contains(err.Error(), "diverges") {
+		t.Errorf("%v, want a remainder that overflows", err)
+	}
+
+	n = newTestnet(t, netConfig{ranks: 1})
+	w = n.join(t)[0]
+	if _, err := w.AllReduce(t.Context(), "w", make([]float32, 5)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.AllReduce(t.Context(), "w", make([]float32, 6)); err == nil || !strings.Contains(err.Error(), "one key per tensor") {
+		t.Errorf("other length: %v", err)
+	}
+}
+
+// TestNextEpoch: a round announces the epoch of the rounds after it.
+func TestNextEpoch(t *testing.T) {
+	n := newTestnet(t, netConfig{ranks: 2})
+	workers := n.join(t)
+	reduce := func(want uint16) {
+		n.each(t, func(r int) error {
+			data := []int32{int32(r), 1}
+			info, err := workers[r].AllReduceInt32(t.Context(), "k", data)
+			if err == nil && (info.Epoch != want || data[1] != 2) {
+				err = fmt.Errorf("epoch %d, sum %v, want epoch %d", info.Epoch, data, want)
+			}
+			return err
+		})
+	}
+	reduce(testEpoch)
+	n.install(testEpoch + 1)
+	n.sw.Arm(testJob, testEpoch, testEpoch+1)
+	reduce(testEpoch) // its RESULT announces
+	reduce(testEpoch + 1)
+	n.sw.Remove(testJob, testEpoch)
+	reduce(testEpoch + 1)
+	n.sw.Remove(testJob, testEpoch+1)
+	err := errors.Join(n.errors(func(r int) error {
+		_, err := workers[r].AllReduceInt32(t.Context(), "k", []int32{1, 1})
+		return err
+	})...)
+	var refused *worker.RefusedError
+	if !errors.As(err, &refused) || refused.Reason != wire.ReasonUnknownJob || !strings.Contains(err.Error(), "job was removed") {
+		t.Errorf("%v, want a refusal", err)
+	}
+}
+
+// TestStrangePackets: what is not an answer to this round is counted and does no harm.
+func TestStrangePackets(t *testing.T) {
+	n := newTestnet(t, netConfig{ranks: 1})
+	w := n.join(t)[0]
+	in := func(payload []byte) { n.links[0].In(wire.AppendUDP(nil, service, workerAddr(0), payload, true)) }
+	send := func(change func(p *wire.Packet)) {
+		p := &wire.Packet{Header: wire.Header{Type: wire.TypeResult, Flags: wire.FlagLast | wire.FlagModular, Job: testJob,
+			Epoch: testEpoch, Blocks: 1, Elems: 2, Contributors: 1}}
+		change(p)
+		p.Seal()
+		b := make([]byte, p.Len())
+		p.Encode(b)
+		in(b)
+	}
+	for _, b := range [][]byte{{}, {1, 2, 3}, make([]byte, wire.HeaderLen), make([]byte, 1400)} {
+		in(b)
+	}
+	send(func(p *wire.Packet) { p.Type = wire.TypeGrad })
+	send(func(p *wire.Packet) { p.Type = wire.TypePartial })
+	const malformed = 6
+	send(func(p *wire.Packet) { p.Job++ })
+	send(func(p *wire.Packet) { p.Round++ })
+	send(func(p *wire.Packet) { p.Round-- })
+	send(func(p *wire.Packet) { p.Chunk++ })
+	const late = 4
+	data := []int32{40, 2}
+	if _, err := w.AllReduceInt32(t.Context(), "k", data); err != nil || !slices.Equal(data, []int32{40, 2}) {
+		t.Fatalf("sum %v, %v", data, err)
+	}
+	if s := w.Stats(); s.Malformed != malformed || s.Late != late || s.Wrong != 0 || s.Results != 1 {
+		t.Errorf("stats %+v, want %d malformed, %d late", s, malformed, late)
+	}
+}
