@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"math/rand/v2"
 	"slices"
 	"strings"
 
@@ -31,8 +32,8 @@ type Options struct {
 	// Findings is how many violations and how many incomplete chunks are told in detail, at most; all are counted.
 	// Default 20.
 	Findings int
-	// Chunks is how many chunks are held in memory, at most, some 200 bytes each at four ranks. Beyond it the oldest
-	// rounds are closed: what comes for them later is checked by itself only. Default 2,000,000.
+	// Chunks is how many chunks are held in memory, at most, some 400 bytes each at four ranks. Beyond it the oldest
+	// rounds are closed: what comes for them later is checked by itself only. Default 1,000,000.
 	Chunks int
 	// Held is how many bytes of packets are held for their hexdump while they wait for contributions. Default 64 MiB.
 	Held int
@@ -143,13 +144,13 @@ func New(opts Options) *Checker {
 		opts.Findings = 20
 	}
 	if opts.Chunks <= 0 {
-		opts.Chunks = 2_000_000
+		opts.Chunks = 1_000_000
 	}
 	if opts.Held <= 0 {
 		opts.Held = 64 << 20
 	}
 	return &Checker{
-		opts: opts, hash: newHasher(),
+		opts: opts, hash: newHasher(rand.Uint64N),
 		rounds: map[roundKey]map[uint32]*chunk{}, retired: map[roundKey]bool{}, jobs: map[uint16]bool{},
 		report: Report{
 			SchemaVersion: SchemaVersion, Types: map[string]int{}, OtherLinks: map[string]int{}, Incomplete: []Incomplete{},

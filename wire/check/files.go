@@ -17,6 +17,10 @@ type Input struct {
 // Files checks capture files, merged by time, as one capture. An error means that a file could not be read; what is
 // wrong with the packets is in the report.
 func Files(inputs []Input, opts Options) (*Report, error) {
+	return New(opts).files(inputs)
+}
+
+func (c *Checker) files(inputs []Input) (*Report, error) {
 	readers := make([]*capture.Reader, len(inputs))
 	for i, in := range inputs {
 		r, err := capture.NewReader(in)
@@ -25,7 +29,7 @@ func Files(inputs []Input, opts Options) (*Report, error) {
 		}
 		readers[i] = r
 	}
-	c, m := New(opts), capture.Merge(readers...)
+	m := capture.Merge(readers...)
 	var p capture.Packet
 	for {
 		i, err := m.Next(&p)

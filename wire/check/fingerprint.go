@@ -2,7 +2,6 @@ package check
 
 import (
 	"math/bits"
-	"math/rand/v2"
 
 	"xagg/wire"
 )
@@ -20,10 +19,11 @@ type hasher struct {
 	offset  [wire.MaxLanes + 1]uint64
 }
 
-func newHasher() *hasher {
+// newHasher draws the coefficients, uniform in [1, q), by random(n) uniform in [0, n).
+func newHasher(random func(n uint64) uint64) *hasher {
 	h := new(hasher)
 	for i := range h.c {
-		h.c[i] = 1 + rand.Uint64N(q-1)
+		h.c[i] = 1 + random(q-1)
 		h.offset[i+1] = add(h.offset[i], mul(h.c[i], 1<<31))
 	}
 	return h

@@ -10,7 +10,7 @@ import (
 )
 
 func TestFingerprint(t *testing.T) {
-	h := newHasher()
+	h := newHasher(rand.Uint64N)
 	rng := rand.New(rand.NewPCG(3, 4))
 	modulus := new(big.Int).SetUint64(q)
 	if !modulus.ProbablyPrime(20) {
@@ -42,7 +42,7 @@ func TestFingerprint(t *testing.T) {
 }
 
 func TestSingle(t *testing.T) {
-	h := newHasher()
+	h := newHasher(rand.Uint64N)
 	lanes := make([]int32, wire.MaxLanes)
 	before := h.sum(lanes)
 	for i := range lanes {
@@ -61,7 +61,7 @@ func TestSingle(t *testing.T) {
 }
 
 func BenchmarkFingerprint(b *testing.B) {
-	h := newHasher()
+	h := newHasher(rand.Uint64N)
 	lanes := make([]int32, wire.MaxLanes)
 	b.SetBytes(wire.MaxLanes * 4)
 	for b.Loop() {
