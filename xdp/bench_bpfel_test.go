@@ -26,12 +26,6 @@ type benchPlan struct {
 	_          [4]byte
 }
 
-type benchPlanKey struct {
-	_     structs.HostLayout
-	Job   uint16
-	Epoch uint16
-}
-
 type benchRankStats struct {
 	_        structs.HostLayout
 	Packets  uint64

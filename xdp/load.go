@@ -88,7 +88,7 @@ func (s *Server) Mode() string { return string(s.mode) }
 func (s *Server) Install(p Plan) error {
 	// The job first: a packet in between is of a known job and an unknown epoch, which is true.
 	known := s.jobKnown(p.Job)
-	err := s.objects.Jobs.Put(p.Job, uint8(1))
+	err := s.objects.Jobs.Put(uint32(p.Job), uint8(1))
 	if err == nil {
 		err = s.put(p)
 	}
@@ -97,7 +97,7 @@ func (s *Server) Install(p Plan) error {
 	}
 	if err != nil {
 		if !known {
-			s.objects.Jobs.Delete(p.Job)
+			s.objects.Jobs.Delete(uint32(p.Job))
 		}
 		return fmt.Errorf("install plan of job %d epoch %d: %w", p.Job, p.Epoch, err)
 	}
@@ -108,7 +108,7 @@ func (s *Server) Install(p Plan) error {
 // put writes a plan's entry and waits until no packet is handled under what it replaces.
 func (s *Server) put(p Plan) error {
 	ip := p.ServiceIP.As4()
-	err := s.objects.Plans.Put(xaggPlanKey{Job: p.Job, Epoch: p.Epoch}, xaggPlan{
+	err := s.objects.Plans.Put(planMapKey(p.Job, p.Epoch), xaggPlan{
 		Ranks: p.Ranks, Base: p.Lease.Base, Chunks: p.Lease.Chunks, RoundsMask: p.Lease.Rounds - 1, Index: p.Lease.Index,
 		ServiceIp: binary.NativeEndian.Uint32(ip[:]), ServiceMac: p.ServiceMAC, NextEpoch: p.NextEpoch,
 	})
@@ -117,6 +117,9 @@ func (s *Server) put(p Plan) error {
 	}
 	return s.grace.wait()
 }
+
+// planMapKey is how the program spells a plan's key.
+func planMapKey(job, epoch uint16) uint32 { return uint32(job)<<16 | uint32(epoch) }
 
 // Arm implements [Store].
 func (s *Server) Arm(job, epoch, next uint16) error {
@@ -134,13 +137,13 @@ func (s *Server) Arm(job, epoch, next uint16) error {
 
 // Remove implements [Store].
 func (s *Server) Remove(job, epoch uint16) error {
-	err := s.objects.Plans.Delete(xaggPlanKey{Job: job, Epoch: epoch})
+	err := s.objects.Plans.Delete(planMapKey(job, epoch))
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
 	}
 	delete(s.plans, planKey{job, epoch})
 	if !s.jobKnown(job) {
-		if err := s.objects.Jobs.Delete(job); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := s.objects.Jobs.Delete(uint32(job)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
 	}

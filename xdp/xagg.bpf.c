@@ -12,11 +12,6 @@
 // next owner claims it, but that may happen at any time after.
 #include "wire.h"
 
-struct plan_key {
-	__u16 job;
-	__u16 epoch;
-};
-
 // One epoch of a job. The agent replaces a plan as a whole, and waits until no processor can still use the old one.
 struct plan {
 	__u64 ranks;       // mask of all ranks
@@ -68,10 +63,12 @@ struct {
 	__type(value, struct slot);
 } arena SEC(".maps");
 
+// By job << 16 | epoch. (A structure of the two would be written in halves and read as a whole, for which a processor
+// has to wait.)
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4 * MAX_JOBS);
-	__type(key, struct plan_key);
+	__type(key, __u32);
 	__type(value, struct plan);
 } plans SEC(".maps");
 
@@ -79,7 +76,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_JOBS);
-	__type(key, __u16);
+	__type(key, __u32);
 	__type(value, __u8);
 } jobs SEC(".maps");
 
@@ -103,12 +100,6 @@ static __always_inline void count(__u32 reason)
 	__u64 *n = bpf_map_lookup_elem(&reasons, &reason);
 	if (n)
 		++*n;
-}
-
-static __always_inline int drop(__u32 reason)
-{
-	count(reason);
-	return XDP_DROP;
 }
 
 // Microseconds of a span of nanoseconds, saturated. Up to 4 s without the processor's slow division.
@@ -147,85 +138,79 @@ static __always_inline void count_lag(const struct plan *plan, __u32 rank, __u32
 	s->lag_log2[log2_of(lag_us) & (LAG_BUCKETS - 1)]++;
 }
 
-// The one's complement sum of 32-bit words, folded. Its byte order is that of the words (RFC 1071).
+// A one's complement sum of 32-bit words, folded to 16 bits with all carries. Its byte order is that of the words
+// (RFC 1071). Adding a number to itself with the halves swapped leaves the carry of one half in the other.
 static __always_inline __u16 fold(__u64 sum)
 {
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
+	sum += sum >> 32 | sum << 32;
+	__u32 word = sum >> 32;
+	word += word >> 16 | word << 16;
+	return word >> 16;
 }
 
-static __always_inline __u64 ipv4_sum(const struct ipv4_header *ip)
-{
-	const __u32 *w = (const void *)ip;
-	return (__u64)w[0] + w[1] + w[2] + w[3] + w[4];
-}
-
-// What is to be done with every block of lanes of a packet, by the pass over them.
+// What is to be done with the lanes of a packet, by the pass over them.
 enum pass {
-	PASS_SUM,   // add the words for the checksum
+	PASS_SUM,   // nothing
 	PASS_CLAIM, // slot = packet
 	PASS_ADD,   // slot += packet
-	PASS_CLOSE, // packet = slot += packet
+	PASS_UNDO,  // slot -= packet
 	PASS_READ,  // packet = slot
 };
 
-// One pass over the lanes. The loop over the blocks stays a loop, the 64 lanes of a block are unrolled: a rolled loop
-// takes twice the time. The verifier wants to see each block's end compared with the packet's.
+// One pass over the lanes. It returns their sum for the UDP checksum as they were in the packet. The loop over the
+// blocks stays a loop, the 64 lanes of a block are unrolled: rolled, they take twice the time. The verifier wants to see
+// each block's end compared with the packet's.
 static __always_inline __u64 over_lanes(enum pass pass, __u32 blocks, const struct frame *f, __u32 *slot)
 {
-	__u64 even = 0, odd = 0;
+	__u64 sum = 0;
 	for (__u32 b = 0; b < MAX_BLOCKS; b++) {
 		if (b >= blocks)
 			break;
-		__u32 *lane = f->lanes + b * BLOCK_LANES, *sum = slot + b * BLOCK_LANES;
+		__u32 *lane = f->lanes + b * BLOCK_LANES, *at = slot + b * BLOCK_LANES;
 		if ((const void *)(lane + BLOCK_LANES) > f->end)
 			break;
 #pragma unroll
-		for (int i = 0; i < BLOCK_LANES; i += 2) {
-			switch (pass) {
-			case PASS_SUM:
-				even += lane[i];
-				odd += lane[i + 1];
-				break;
-			case PASS_CLAIM:
-				sum[i] = swap32(lane[i]);
-				sum[i + 1] = swap32(lane[i + 1]);
-				break;
-			case PASS_ADD:
-				sum[i] += swap32(lane[i]);
-				sum[i + 1] += swap32(lane[i + 1]);
-				break;
-			case PASS_CLOSE:
-				sum[i] += swap32(lane[i]);
-				lane[i] = swap32(sum[i]);
-				sum[i + 1] += swap32(lane[i + 1]);
-				lane[i + 1] = swap32(sum[i + 1]);
-				break;
-			case PASS_READ:
-				lane[i] = swap32(sum[i]);
-				lane[i + 1] = swap32(sum[i + 1]);
-				break;
+		for (int i = 0; i < BLOCK_LANES; i++) {
+			__u32 word = lane[i];
+			if (pass == PASS_READ) {
+				lane[i] = swap32(at[i]);
+				continue;
 			}
+			sum += word;
+			if (pass == PASS_CLAIM)
+				at[i] = swap32(word);
+			else if (pass == PASS_ADD)
+				at[i] += swap32(word);
+			else if (pass == PASS_UNDO)
+				at[i] -= swap32(word);
+			// Without this the compiler gathers words to add them up in a tree, and runs out of registers.
+			asm volatile("" : "+r"(sum) : : "memory");
 		}
 	}
-	return even + odd;
+	return sum;
 }
 
-static __always_inline int checksums_ok(const struct frame *f, __u32 blocks)
+static __always_inline int ipv4_ok(const struct ipv4_header *ip)
 {
-	if (fold(ipv4_sum(f->ip)) != 0xffff)
-		return 0;
-	if (f->udp->check == 0)
-		return 1;
-	__u64 sum = (__u64)f->ip->src + f->ip->dst + swap16(17) + f->udp->len;
+	const __u32 *w = (const void *)ip;
+	return fold((__u64)w[0] + w[1] + w[2] + w[3] + w[4]) == 0xffff;
+}
+
+// The sum of what a UDP checksum covers before the lanes.
+static __always_inline __u64 udp_sum(const struct frame *f)
+{
 	const __u32 *w = (const void *)f->udp;
+	__u64 sum = (__u64)f->ip->src + f->ip->dst + swap16(17) + f->udp->len;
 #pragma unroll
 	for (int i = 0; i < (int)(sizeof(*f->udp) + sizeof(*f->x)) / 4; i++)
 		sum += w[i];
-	return fold(sum + over_lanes(PASS_SUM, blocks, f, 0)) == 0xffff;
+	return sum;
+}
+
+// Whether the checksum that a packet carries, if it does, fits the sum over all that it covers.
+static __always_inline int udp_ok(const struct frame *f, __u64 sum)
+{
+	return f->udp->check == 0 || fold(sum) == 0xffff;
 }
 
 // Everything that an answer may take from the slot.
@@ -248,8 +233,8 @@ struct answer {
 static __always_inline int reply(struct xdp_md *ctx, const struct frame *f, const struct answer *a, const struct plan *service)
 {
 	__u32 surplus = (f->x->blocks - a->blocks) * BLOCK_LANES * 4;
-	__u16 len = sizeof(*f->udp) + sizeof(*f->x) + a->blocks * BLOCK_LANES * 4;
-	__u32 ip = f->ip->src;
+	__u32 len = sizeof(*f->udp) + sizeof(*f->x) + a->blocks * BLOCK_LANES * 4;
+	__u32 src = f->ip->dst, dst = f->ip->src;
 	__u16 port = f->udp->src;
 	__u8 mac[6];
 
@@ -257,20 +242,19 @@ static __always_inline int reply(struct xdp_md *ctx, const struct frame *f, cons
 	__builtin_memcpy(f->eth->src, f->eth->dst, 6);
 	if (service) {
 		__builtin_memcpy(mac, service->service_mac, 6);
-		ip = service->service_ip;
+		dst = service->service_ip;
 		port = swap16(XAGG_PORT);
 	}
 	__builtin_memcpy(f->eth->dst, mac, 6);
 
-	f->ip->tos = 0;
-	f->ip->total_len = swap16(sizeof(*f->ip) + len);
-	f->ip->id = 0;
-	f->ip->fragment = swap16(0x4000); // don't fragment
-	f->ip->ttl = 64;
-	f->ip->src = f->ip->dst;
-	f->ip->dst = ip;
-	f->ip->check = 0;
-	f->ip->check = ~fold(ipv4_sum(f->ip));
+	// The IPv4 header is made anew, in words: identification 0, don't fragment, a time to live of 64.
+	__u32 *ip = (void *)f->ip;
+	__u32 w0 = swap32(0x45000000 | (sizeof(*f->ip) + len)), w1 = swap32(0x00004000), w2 = swap32(64 << 24 | 17 << 16);
+	ip[0] = w0;
+	ip[1] = w1;
+	ip[2] = w2 | (__u32)(__u16)~fold((__u64)w0 + w1 + w2 + src + dst) << 16;
+	ip[3] = src;
+	ip[4] = dst;
 
 	f->udp->src = f->udp->dst;
 	f->udp->dst = port;
@@ -297,19 +281,78 @@ static __always_inline int reply(struct xdp_md *ctx, const struct frame *f, cons
 	return XDP_TX;
 }
 
-static __always_inline int refuse(struct xdp_md *ctx, const struct frame *f, __u8 reason)
+// Whether a frame for the aggregator's port has the protocol's form, or why not, in the protocol's order.
+static __always_inline __u32 check_form(const struct frame *f)
 {
-	struct answer a = {
-		.type = TYPE_NACK,
-		.flags = f->x->flags & SHAPE_FLAGS,
-		.rank = f->x->rank,
-		.amax = f->x->amax,
-		.contributors = swap64(f->x->contributors),
-		.tag = {swap32(f->x->tag[0]), swap32(f->x->tag[1])},
-		.reason = reason,
-	};
-	count(reason);
-	return reply(ctx, f, &a, 0);
+	if ((const void *)f->lanes > f->end)
+		return REASON_SHORT;
+	__u32 version = f->x->version_type >> 4, type = f->x->version_type & 0xf;
+	__u32 blocks = f->x->blocks, elems = swap16(f->x->elems);
+	__u32 len = f->end - (const void *)f->eth, want = FRAME_LEN + blocks * BLOCK_LANES * 4;
+	if (version == XAGG_VERSION && blocks <= MAX_BLOCKS && len < want)
+		return REASON_SHORT;
+	if (len != ETH_LEN + (__u32)swap16(f->ip->total_len) || len != ETH_LEN + (__u32)sizeof(*f->ip) + swap16(f->udp->len))
+		return REASON_LENGTH;
+	if (version != XAGG_VERSION)
+		return REASON_VERSION;
+	if (type < TYPE_GRAD || type > TYPE_CTRL)
+		return REASON_TYPE;
+	if (blocks > MAX_BLOCKS || len != want)
+		return REASON_LENGTH;
+	if (type <= TYPE_RESULT && (elems > MAX_LANES || blocks != (elems + BLOCK_LANES - 1) / BLOCK_LANES))
+		return REASON_LENGTH;
+	if (*(const __u64 *)&f->x->next_epoch >> 24) // the reserved bytes are the last five of these eight
+		return REASON_LENGTH;
+	return ipv4_ok(f->ip) ? REASON_NONE : REASON_CHECKSUM;
+}
+
+// Whether a packet may come to a slot of the plan, or why not.
+static __always_inline __u32 admit(const struct frame *f, __u32 job, const struct plan *plan, __u64 bits,
+				   __u32 tag0, __u32 tag1)
+{
+	__u32 type = f->x->version_type & 0xf, rank = f->x->rank;
+	if (type != TYPE_GRAD && type != TYPE_PARTIAL)
+		return REASON_TYPE;
+	if (!plan)
+		return bpf_map_lookup_elem(&jobs, &job) ? REASON_EPOCH : REASON_UNKNOWN_JOB;
+	if (rank >= MAX_RANKS || !(plan->ranks >> rank & 1))
+		return REASON_RANK;
+	if (type == TYPE_GRAD ? bits != 1ULL << rank : !bits || bits & ~plan->ranks)
+		return REASON_MASK;
+	if (type == TYPE_GRAD && (tag0 >= XAGG_TAG_P || tag1 >= XAGG_TAG_P))
+		return REASON_TAG;
+	if (swap32(f->x->chunk) >= plan->chunks)
+		return REASON_RANGE;
+	return REASON_NONE;
+}
+
+// What a packet is to a slot: the rows of the protocol's table.
+enum step { CLAIM, ADD, CLOSED, KNOWN, REFUSED };
+
+static __always_inline enum step step_of(const struct slot *s, __u32 job, __u32 epoch, __u32 round, __u32 shape,
+					 const struct xagg_header *x, __u64 bits, __u64 all, __u32 *reason)
+{
+	__s32 order = s->round - round;
+	if (!order)
+		order = (__s16)(s->epoch - epoch);
+	if (s->epoch == 0 || s->job != job || order < 0)
+		return CLAIM;
+	if (order > 0) {
+		*reason = REASON_STALE;
+		return REFUSED;
+	}
+	if (s->elems != swap16(x->elems) || s->blocks != x->blocks || s->exponent != x->exponent || s->shape != shape) {
+		*reason = REASON_SHAPE;
+		return REFUSED;
+	}
+	if (s->mask != all && !(s->mask & bits))
+		return ADD;
+	if (s->mask != all && bits & ~s->mask) {
+		*reason = REASON_OVERLAP;
+		return REFUSED;
+	}
+	*reason = REASON_DUPLICATE; // closed first: whatever comes is answered and adds nothing
+	return s->mask == all ? CLOSED : KNOWN;
 }
 
 static __always_inline int aggregate(struct xdp_md *ctx)
@@ -322,139 +365,121 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 	if (f->eth->type != swap16(0x0800) || f->ip->version_ihl != 0x45 || f->ip->protocol != 17 ||
 	    f->ip->fragment & swap16(0x3fff) || f->udp->dst != swap16(XAGG_PORT))
 		return XDP_PASS;
+	__u32 reason = check_form(f);
+	if (reason || (const void *)f->lanes > f->end) {
+		count(reason);
+		return XDP_DROP;
+	}
 
-	// The form, in the protocol's order.
-	if ((const void *)f->lanes > f->end)
-		return drop(REASON_SHORT);
-	__u32 version = f->x->version_type >> 4, type = f->x->version_type & 0xf;
-	__u32 blocks = f->x->blocks, elems = swap16(f->x->elems);
-	__u32 len = f->end - (const void *)f->eth, want = FRAME_LEN + blocks * BLOCK_LANES * 4;
-	if (version == XAGG_VERSION && blocks <= MAX_BLOCKS && len < want)
-		return drop(REASON_SHORT);
-	if (len != ETH_LEN + swap16(f->ip->total_len) || len != ETH_LEN + sizeof(*f->ip) + swap16(f->udp->len))
-		return drop(REASON_LENGTH);
-	if (version != XAGG_VERSION)
-		return drop(REASON_VERSION);
-	if (type < TYPE_GRAD || type > TYPE_CTRL)
-		return drop(REASON_TYPE);
-	if (blocks > MAX_BLOCKS || len != want)
-		return drop(REASON_LENGTH);
-	if (type <= TYPE_RESULT && (elems > MAX_LANES || blocks != (elems + BLOCK_LANES - 1) / BLOCK_LANES))
-		return drop(REASON_LENGTH);
-	if (*(const __u64 *)&f->x->next_epoch >> 24) // the reserved bytes are the last five of these eight
-		return drop(REASON_LENGTH);
-	if (!checksums_ok(f, blocks))
-		return drop(REASON_CHECKSUM);
-	if (type != TYPE_GRAD && type != TYPE_PARTIAL)
-		return drop(REASON_TYPE);
-
-	// Admission.
-	struct plan_key key = {swap16(f->x->job), swap16(f->x->epoch)};
-	const struct plan *plan = bpf_map_lookup_elem(&plans, &key);
-	if (!plan)
-		return refuse(ctx, f, bpf_map_lookup_elem(&jobs, &key.job) ? REASON_EPOCH : REASON_UNKNOWN_JOB);
-	__u32 rank = f->x->rank, round = swap32(f->x->round), chunk = swap32(f->x->chunk);
-	__u64 bits = swap64(f->x->contributors), all = plan->ranks;
+	__u32 key = swap32(*(const __u32 *)&f->x->job), job = key >> 16, epoch = key & 0xffff;
+	__u32 type = f->x->version_type & 0xf, blocks = f->x->blocks, rank = f->x->rank;
+	__u32 round = swap32(f->x->round), chunk = swap32(f->x->chunk);
 	__u32 tag0 = swap32(f->x->tag[0]), tag1 = swap32(f->x->tag[1]);
-	if (rank >= MAX_RANKS || !(all >> rank & 1))
-		return refuse(ctx, f, REASON_RANK);
-	if (type == TYPE_GRAD ? bits != 1ULL << rank : !bits || bits & ~all)
-		return refuse(ctx, f, REASON_MASK);
-	if (type == TYPE_GRAD && (tag0 >= XAGG_TAG_P || tag1 >= XAGG_TAG_P))
-		return refuse(ctx, f, REASON_TAG);
-	if (chunk >= plan->chunks)
-		return refuse(ctx, f, REASON_RANGE);
-	__u32 index = plan->base + (round & plan->rounds_mask) * plan->chunks + chunk;
-	struct slot *s = bpf_map_lookup_elem(&arena, &index);
-	if (!s)
-		return refuse(ctx, f, REASON_RANGE);
-
+	__u64 bits = swap64(f->x->contributors);
 	__u32 shape = f->x->flags & SHAPE_FLAGS;
-	__u8 reason = REASON_NONE;
-	struct answer a = {.type = TYPE_ACK, .flags = shape, .rank = rank};
-	__u64 now = bpf_ktime_get_ns(), first, previous = 0; // no helper may be called under the lock
+	struct answer a = {.type = TYPE_ACK, .flags = shape, .rank = rank, .amax = f->x->amax};
+	__u64 sum = udp_sum(f); // the lanes' part is added by the first pass over them
+	int good;
 
-	bpf_spin_lock(&s->lock);
-	__s32 order = s->round - round;
-	if (!order)
-		order = (__s16)(s->epoch - key.epoch);
-	if (s->epoch == 0 || s->job != key.job || order < 0) {
-		s->job = key.job;
-		s->epoch = key.epoch;
-		s->round = round;
-		s->elems = elems;
-		s->blocks = blocks;
-		s->exponent = f->x->exponent;
-		s->shape = shape;
-		s->sticky = f->x->flags & STICKY_FLAGS;
-		s->amax = f->x->amax;
-		s->rank = rank;
-		s->mask = bits;
-		s->tag[0] = tag0;
-		s->tag[1] = tag1;
-		s->first_ns = s->previous_ns = s->last_ns = now;
-		over_lanes(PASS_CLAIM, blocks, f, s->lanes);
-		if (bits == all) {
-			s->next_epoch = chunk ? 0 : plan->next_epoch;
-			a.type = TYPE_RESULT;
-		}
-	} else if (order > 0) {
-		reason = REASON_STALE;
-	} else if (s->elems != elems || s->blocks != blocks || s->exponent != f->x->exponent || s->shape != shape) {
-		reason = REASON_SHAPE;
-	} else if (s->mask == all) { // closed first: whatever comes is answered and adds nothing
-		reason = REASON_DUPLICATE;
-		a.type = TYPE_RESULT;
-		over_lanes(PASS_READ, blocks, f, s->lanes);
-	} else if (!(s->mask & bits)) {
-		if (now < s->last_ns) // processors may take the lock in another order than the time
-			now = s->last_ns;
-		s->sticky |= f->x->flags & STICKY_FLAGS;
-		if (s->amax < f->x->amax)
-			s->amax = f->x->amax;
-		s->rank = rank;
-		s->mask |= bits;
-		s->tag[0] += tag0;
-		s->tag[1] += tag1;
-		s->previous_ns = s->last_ns;
-		s->last_ns = now;
-		if (s->mask == all) {
-			s->next_epoch = chunk ? 0 : plan->next_epoch;
-			a.type = TYPE_RESULT;
-			over_lanes(PASS_CLOSE, blocks, f, s->lanes);
+	const struct plan *plan = bpf_map_lookup_elem(&plans, &key), *service = 0;
+	struct slot *s = 0;
+	reason = admit(f, job, plan, bits, tag0, tag1);
+	if (!reason && plan) {
+		__u32 index = plan->base + (round & plan->rounds_mask) * plan->chunks + chunk;
+		s = bpf_map_lookup_elem(&arena, &index);
+		if (!s) // a plan beyond the arena: the agent does not install it
+			reason = REASON_RANGE;
+	}
+	if (s && plan) {
+		__u64 all = plan->ranks, now = bpf_ktime_get_ns(), first; // no helper may be called under the lock
+
+		bpf_spin_lock(&s->lock);
+		enum step step = step_of(s, job, epoch, round, shape, f->x, bits, all, &reason);
+		// Most packets are added, and the lanes are read only once for it: a contribution whose checksum turns out to
+		// be wrong is taken out again before anybody can see it.
+		if (likely(step == ADD)) {
+			good = udp_ok(f, sum + over_lanes(PASS_ADD, blocks, f, s->lanes));
+			if (unlikely(!good))
+				over_lanes(PASS_UNDO, blocks, f, s->lanes);
 		} else {
-			over_lanes(PASS_ADD, blocks, f, s->lanes);
+			good = udp_ok(f, sum + over_lanes(PASS_SUM, blocks, f, 0));
+		}
+		if (unlikely(!good))
+			step = REFUSED;
+		if (step == ADD) {
+			if (now < s->last_ns) // processors may take the lock in another order than the time
+				now = s->last_ns;
+			s->sticky |= f->x->flags & STICKY_FLAGS;
+			if (s->amax < f->x->amax)
+				s->amax = f->x->amax;
+			s->rank = rank;
+			s->mask |= bits;
+			s->tag[0] += tag0;
+			s->tag[1] += tag1;
+			s->previous_ns = s->last_ns;
+			s->last_ns = now;
+		} else if (step == CLAIM) {
+			s->job = job;
+			s->epoch = epoch;
+			s->round = round;
+			s->elems = swap16(f->x->elems);
+			s->blocks = blocks;
+			s->exponent = f->x->exponent;
+			s->shape = shape;
+			s->sticky = f->x->flags & STICKY_FLAGS;
+			s->amax = f->x->amax;
+			s->rank = rank;
+			s->mask = bits;
+			s->tag[0] = tag0;
+			s->tag[1] = tag1;
+			s->first_ns = s->previous_ns = s->last_ns = now;
+			over_lanes(PASS_CLAIM, blocks, f, s->lanes);
+		}
+		first = s->first_ns;
+		if (step != REFUSED) {
+			a.contributors = s->mask;
+			a.amax = s->amax;
+			if (a.contributors == all) {
+				if (step != CLOSED)
+					s->next_epoch = chunk ? 0 : plan->next_epoch;
+				now = s->last_ns;
+				a.type = TYPE_RESULT;
+				a.blocks = blocks;
+				a.flags = shape | s->sticky;
+				a.rank = s->rank;
+				a.tag[0] = s->tag[0];
+				a.tag[1] = s->tag[1];
+				a.next_epoch = s->next_epoch;
+				a.blocked_us = microseconds(now - s->previous_ns);
+				over_lanes(PASS_READ, blocks, f, s->lanes);
+			}
+		}
+		bpf_spin_unlock(&s->lock);
+
+		a.spread_us = microseconds(now > first ? now - first : 0);
+		if (good && !reason) {
+			if (type == TYPE_GRAD)
+				count_lag(plan, rank, a.spread_us);
+			if (type == TYPE_PARTIAL || a.type == TYPE_RESULT)
+				service = plan;
 		}
 	} else {
-		reason = bits & ~s->mask ? REASON_OVERLAP : REASON_DUPLICATE;
+		good = udp_ok(f, sum + over_lanes(PASS_SUM, blocks, f, 0));
 	}
-	first = s->first_ns;
-	a.contributors = s->mask;
-	a.amax = s->amax;
-	if (a.type == TYPE_RESULT) {
-		now = s->last_ns;
-		previous = s->previous_ns;
-		a.rank = s->rank;
-		a.flags = shape | s->sticky;
-		a.tag[0] = s->tag[0];
-		a.tag[1] = s->tag[1];
-		a.next_epoch = s->next_epoch;
-	}
-	bpf_spin_unlock(&s->lock);
-
-	if (reason != REASON_NONE && reason != REASON_DUPLICATE)
-		return refuse(ctx, f, reason);
+	if (!good)
+		reason = REASON_CHECKSUM;
 	count(reason);
-	a.spread_us = microseconds(now > first ? now - first : 0);
-	if (a.type == TYPE_RESULT) {
-		a.blocks = blocks;
-		a.blocked_us = microseconds(now - previous);
+	if (!good || reason == REASON_TYPE)
+		return XDP_DROP;
+	if (reason && reason != REASON_DUPLICATE) {
+		a.type = TYPE_NACK;
+		a.contributors = bits;
+		a.tag[0] = tag0;
+		a.tag[1] = tag1;
+		a.spread_us = 0;
+		a.reason = reason;
 	}
-	if (reason == REASON_DUPLICATE)
-		return reply(ctx, f, &a, 0);
-	if (type == TYPE_GRAD)
-		count_lag(plan, rank, a.spread_us);
-	return reply(ctx, f, &a, a.type == TYPE_RESULT || type == TYPE_PARTIAL ? plan : 0);
+	return reply(ctx, f, &a, service);
 }
 
 SEC("xdp")

@@ -26,12 +26,6 @@ type xaggPlan struct {
 	_          [4]byte
 }
 
-type xaggPlanKey struct {
-	_     structs.HostLayout
-	Job   uint16
-	Epoch uint16
-}
-
 type xaggRankStats struct {
 	_        structs.HostLayout
 	Packets  uint64

@@ -1,0 +1,133 @@
+package xdp
+
+import (
+	"encoding/binary"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"xagg/tests/require"
+	"xagg/wire"
+)
+
+// BenchmarkGrad256 measures the server on contributions of 256 lanes, every one of which is accepted: all checks,
+// checksums, admission, the clock, the addition under the lock, statistics and the ACK. It runs in the kernel by
+// PROG_RUN, on one slot that stays in the cache and on more slots than any cache holds. The bare unrolled addition, run
+// in turn with it, is what it is compared with:
+//
+//	ns/packet    median over the rounds of the benchmark
+//	bare-ns      the same of the bare addition
+//	x-bare       median of the ratios of neighbouring rounds
+//
+// ns/op has no meaning of its own here: it includes the bare rounds.
+func BenchmarkGrad256(b *testing.B) {
+	for _, c := range []struct {
+		name  string
+		slots uint32
+	}{{"hot", 1}, {"cold", 1 << 19}} { // 1 slot; 544 MiB
+		b.Run(c.name, func(b *testing.B) { benchmarkGrad(b, c.slots) })
+	}
+}
+
+const (
+	benchRound  = 200_000 // packets that one system call runs
+	benchRounds = 5       // at least
+	benchRanks  = 63      // BENCH_RANKS
+)
+
+func benchmarkGrad(b *testing.B, slots uint32) {
+	require.Have(b, require.XDP)
+	question := benchQuestion(0, slots)
+	var objects benchObjects
+	spec, err := loadBench()
+	if err != nil {
+		b.Fatal(err)
+	}
+	spec.Maps[benchMapArena].MaxEntries = slots
+	for variable, value := range map[string]any{
+		"bench_chunks":    slots,
+		"bench_ip_check":  binary.NativeEndian.Uint16(question[24:]),
+		"bench_udp_check": binary.NativeEndian.Uint16(question[40:]),
+	} {
+		if err := spec.Variables[variable].Set(value); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := spec.LoadAndAssign(&objects, nil); err != nil {
+		b.Fatal(err)
+	}
+	defer objects.Close()
+	// One round deep: a slot is claimed by rank 0 of the next round when rank 62 of this one is in.
+	if err := objects.Plans.Put(planMapKey(1, 1), benchPlan{Ranks: ^uint64(0), Chunks: slots}); err != nil {
+		b.Fatal(err)
+	}
+
+	var packets uint32 // so far
+	run := func(prog *ebpf.Program, repeat uint32) float64 {
+		verdict, perPacket, err := prog.Benchmark(benchQuestion(packets, slots), int(repeat), nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if verdict != verdictTX {
+			b.Fatalf("%s: verdict %d", prog, verdict)
+		}
+		return float64(perPacket.Nanoseconds())
+	}
+	grad := func(repeat uint32) float64 {
+		ns := run(objects.BenchGrad, repeat)
+		packets += repeat
+		return ns
+	}
+	grad(max(slots, benchRound)) // the claims, which are cheaper, and the first touch of every page
+	var full, bare, ratios []float64
+	for len(full) < benchRounds || b.Loop() {
+		m, n := run(objects.BenchAdd, benchRound), grad(benchRound)
+		full, bare, ratios = append(full, n), append(bare, m), append(ratios, n/m)
+	}
+	var perCPU []uint64
+	var summed uint64
+	if err := objects.Reasons.Lookup(uint32(wire.ReasonNone), &perCPU); err != nil {
+		b.Fatal(err)
+	}
+	for _, n := range perCPU {
+		summed += n
+	}
+	if summed != uint64(packets) {
+		b.Fatalf("%d of %d contributions were accepted", summed, packets)
+	}
+	b.ReportMetric(median(full), "ns/packet")
+	b.ReportMetric(slices.Min(full), "min-ns/packet")
+	b.ReportMetric(median(bare), "bare-ns")
+	b.ReportMetric(slices.Min(bare), "min-bare-ns")
+	b.ReportMetric(median(ratios), "x-bare")
+}
+
+func median(v []float64) float64 {
+	v = slices.Sorted(slices.Values(v))
+	return v[len(v)/2]
+}
+
+// benchQuestion returns contribution n: it walks over the chunks, then over the ranks, then over the rounds, like
+// next_question in bench.bpf.c. Its header sums up to nothing in one's complement arithmetic, because its spread_us,
+// which a server does not look at, makes up for the rest; so one UDP checksum is right for all.
+func benchQuestion(n, slots uint32) []byte {
+	rank := n / slots % benchRanks
+	p := wire.Packet{Header: wire.Header{
+		Type: wire.TypeGrad, Job: 1, Epoch: 1, Blocks: wire.MaxBlocks, Elems: wire.MaxLanes,
+		Chunk: n % slots, Rank: uint8(rank), Contributors: 1 << rank, Round: n / slots / benchRanks,
+	}}
+	for i := range p.Lanes {
+		p.Lanes[i] = int32(i * 0x01020305)
+	}
+	var header [wire.HeaderLen]byte
+	wire.PutHeader(header[:], &p.Header)
+	for i := 0; i < len(header); i += 2 {
+		p.SpreadUs += uint32(binary.BigEndian.Uint16(header[i:]))
+	}
+	p.SpreadUs = 0xffff ^ (p.SpreadUs>>16 + p.SpreadUs&0xffff)
+	// Both ports are the protocol's: an answer's become the next question's by changing places.
+	src := workerAddr(0)
+	src.Port = wire.Port
+	return wire.AppendFrame(nil, src, serverAddr, &p, true)
+}
