@@ -25,13 +25,16 @@ import (
 const (
 	// queueDepth is the number of frames that wait at a port; more are dropped. It is simple_switch's.
 	queueDepth = 64
-	maxPort    = DropPort - 1
+	// memoryDepth is the same for ports in memory. Nothing there limits the rate but when a port's goroutine gets a
+	// processor, and what waits for that would, behind a network interface, wait in the receiver's socket buffer.
+	memoryDepth = 1024
+	maxPort     = DropPort - 1
 )
 
 // Engine is the embedded switch. Packets are processed one at a time, in the goroutine that brings them: that of a
 // network interface's reader, or the caller of Inject. A switch that is busy so slows its senders down, as
-// simple_switch's input buffer does. Behind it each port has a queue of 64 frames that drops when it is full, so that
-// a port whose reader stops does not stall the others.
+// simple_switch's input buffer does. Behind it each port has a queue of 64 frames (in memory 1,024) that drops when it is full, so
+// that a port whose reader stops does not stall the others.
 //
 // Ports are network interfaces (Config.Ports) or, for a switch in memory, functions (Attach and Inject).
 type Engine struct {
@@ -108,7 +111,7 @@ func (e *Engine) setup() error {
 	}
 	if e.cfg.CPUPort != 0 {
 		// Packet-ins have a header of their own in front of Ethernet and do not go into the capture.
-		e.output(e.cfg.CPUPort, &output{tap: -1}, func(batch []*[]byte) {
+		e.output(e.cfg.CPUPort, &output{tap: -1}, queueDepth, func(batch []*[]byte) {
 			for _, f := range batch {
 				e.server.PacketIn(*f)
 			}
@@ -133,7 +136,7 @@ func (e *Engine) open(number uint16, iface string) error {
 	e.mu.Unlock()
 	o := &output{tap: e.tap(fmt.Sprintf("port %d (%s)", number, iface))}
 	var views [][]byte
-	e.output(number, o, func(batch []*[]byte) {
+	e.output(number, o, queueDepth, func(batch []*[]byte) {
 		views = views[:0]
 		for _, f := range batch {
 			views = append(views, *f)
@@ -163,8 +166,8 @@ func (e *Engine) tap(name string) int {
 }
 
 // output starts the queue of a port and gives its frames to send, several at a time where they have piled up.
-func (e *Engine) output(number uint16, o *output, send func(batch []*[]byte)) {
-	o.queue = make(chan *[]byte, queueDepth)
+func (e *Engine) output(number uint16, o *output, depth int, send func(batch []*[]byte)) {
+	o.queue = make(chan *[]byte, depth)
 	e.outputs[number].Store(o)
 	e.group.Go(func() {
 		var batch []*[]byte
@@ -210,7 +213,7 @@ func (e *Engine) Attach(number uint16, recv func(frame []byte)) error {
 	if e.outputs[number].Load() != nil {
 		return fmt.Errorf("attach port %d: it is in use", number)
 	}
-	e.output(number, &output{tap: e.tap(fmt.Sprintf("port %d", number))}, func(batch []*[]byte) {
+	e.output(number, &output{tap: e.tap(fmt.Sprintf("port %d", number))}, memoryDepth, func(batch []*[]byte) {
 		for _, f := range batch {
 			recv(*f)
 		}
