@@ -34,6 +34,8 @@ type SimpleSwitchConfig struct {
 	// NetNS is the path of the network namespace to run in; empty means the caller's. A switch elsewhere is reached
 	// at a unix:PATH address only.
 	NetNS string
+	// DataAddr is a gRPC address to take and give frames at instead of network interfaces; see package dataplane.
+	DataAddr string
 	// Prepare, if set, is called with the command before it starts, for environment and process attributes.
 	Prepare func(*exec.Cmd)
 }
@@ -81,6 +83,9 @@ func startSimpleSwitch(ctx context.Context, cfg SimpleSwitchConfig) (*SimpleSwit
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
+	if cfg.DataAddr != "" && len(cfg.Ports) != 0 {
+		return nil, fmt.Errorf("data plane at %s: there are network interfaces too", cfg.DataAddr)
+	}
 	if cfg.PcapFile != "" {
 		return nil, fmt.Errorf("capture file %s: only the engine writes one itself", cfg.PcapFile)
 	}
@@ -95,10 +100,7 @@ func startSimpleSwitch(ctx context.Context, cfg SimpleSwitchConfig) (*SimpleSwit
 		return nil, err
 	}
 	s := &SimpleSwitch{addr: cfg.GRPCAddr, log: newTail(), done: make(chan struct{})}
-	args, err := cfg.args()
-	if err != nil {
-		return nil, err
-	}
+	args := cfg.args()
 	if cfg.Program != nil {
 		file, err := os.CreateTemp("", "xagg-*.json")
 		if err != nil {
@@ -157,7 +159,7 @@ func (cfg *SimpleSwitchConfig) checkMachine() error {
 	return err
 }
 
-func (cfg *SimpleSwitchConfig) args() ([]string, error) {
+func (cfg *SimpleSwitchConfig) args() []string {
 	args := []string{"--device-id", strconv.FormatUint(cfg.DeviceID, 10), "--log-console", "--log-level", "warn"}
 	numbers := make([]int, 0, len(cfg.Ports))
 	for number := range cfg.Ports {
@@ -171,7 +173,10 @@ func (cfg *SimpleSwitchConfig) args() ([]string, error) {
 	if cfg.CPUPort != 0 {
 		args = append(args, "--cpu-port", strconv.Itoa(int(cfg.CPUPort)))
 	}
-	return args, nil
+	if cfg.DataAddr != "" {
+		args = append(args, "--dp-grpc-server-addr", cfg.DataAddr)
+	}
+	return args
 }
 
 // run starts the process on a thread of its own, which lives as long as the process: the kernel sends the parent

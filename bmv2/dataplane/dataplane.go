@@ -1,0 +1,147 @@
+// Package dataplane sends frames to a simple_switch_grpc that was started with --dp-grpc-server-addr and receives what
+// leaves it: a switch without network interfaces and so without privileges, and with an end to wait for, since the
+// switch says when it has no packet left.
+//
+// The service is behavioral-model's p4.bm.DataplaneInterface; its two messages are encoded here.
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Frame is a frame at a port of the switch.
+type Frame struct {
+	Port  uint16
+	Bytes []byte
+}
+
+// MaxBatch is the number of frames that Exchange takes at most: each egress queue of the switch holds 64 packets and
+// drops silently what is more.
+const MaxBatch = 16
+
+// Client talks to one switch.
+type Client struct {
+	conn   *grpc.ClientConn
+	device uint64
+	next   uint64 // id of the next frame
+}
+
+// Dial prepares a client for the switch whose data plane is at addr. It does not wait for it.
+func Dial(addr string, device uint64) (*Client, error) {
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, fmt.Errorf("dial data plane at %s: %w", addr, err)
+	}
+	return &Client{conn: conn, device: device, next: 1}, nil
+}
+
+// Close closes the connection.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Exchange sends frames to the switch in order, waits until it has no packet left, and returns what left it for each
+// of them. Packets that leave by the CPU port are not among them.
+func (c *Client) Exchange(ctx context.Context, in []Frame) ([][]Frame, error) {
+	if len(in) > MaxBatch {
+		return nil, fmt.Errorf("exchange %d frames: the most is %d", len(in), MaxBatch)
+	}
+	out, err := c.exchange(ctx, in)
+	if err != nil {
+		return nil, fmt.Errorf("exchange frames with the switch: %w", err)
+	}
+	return out, nil
+}
+
+func (c *Client) exchange(ctx context.Context, in []Frame) ([][]Frame, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	desc := &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
+	stream, err := c.conn.NewStream(ctx, desc, "/p4.bm.DataplaneInterface/PacketStream",
+		grpc.ForceCodec(raw{}), grpc.WaitForReady(true))
+	if err != nil {
+		return nil, err
+	}
+	first := c.next
+	for _, f := range in {
+		var b []byte
+		b = protowire.AppendTag(b, 1, protowire.VarintType)
+		b = protowire.AppendVarint(b, c.next)
+		b = protowire.AppendTag(b, 2, protowire.VarintType)
+		b = protowire.AppendVarint(b, c.device)
+		b = protowire.AppendTag(b, 3, protowire.VarintType)
+		b = protowire.AppendVarint(b, uint64(f.Port))
+		b = protowire.AppendTag(b, 4, protowire.BytesType)
+		b = protowire.AppendBytes(b, f.Bytes)
+		c.next++
+		if err := stream.SendMsg(&b); err != nil {
+			return nil, err
+		}
+	}
+	if err := stream.CloseSend(); err != nil {
+		return nil, err
+	}
+	out := make([][]Frame, len(in))
+	for {
+		var b []byte
+		if err := stream.RecvMsg(&b); errors.Is(err, io.EOF) {
+			return out, nil
+		} else if err != nil {
+			return nil, err
+		}
+		id, f, err := decode(b)
+		if err != nil {
+			return nil, err
+		}
+		if id < first || id >= first+uint64(len(in)) {
+			return nil, fmt.Errorf("answer to frame %d, which was not sent", id)
+		}
+		out[id-first] = append(out[id-first], f)
+	}
+}
+
+func decode(b []byte) (id uint64, f Frame, err error) {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return 0, f, protowire.ParseError(n)
+		}
+		b = b[n:]
+		switch {
+		case num == 1 && typ == protowire.VarintType:
+			id, n = protowire.ConsumeVarint(b)
+		case num == 3 && typ == protowire.VarintType:
+			var v uint64
+			v, n = protowire.ConsumeVarint(b)
+			f.Port = uint16(v)
+		case num == 4 && typ == protowire.BytesType:
+			var v []byte
+			v, n = protowire.ConsumeBytes(b)
+			f.Bytes = append([]byte(nil), v...)
+		default:
+			n = protowire.ConsumeFieldValue(num, typ, b)
+		}
+		if n < 0 {
+			return 0, f, protowire.ParseError(n)
+		}
+		b = b[n:]
+	}
+	return id, f, nil
+}
+
+// raw passes encoded messages through.
+type raw struct{}
+
+func (raw) Marshal(v any) ([]byte, error) { return *v.(*[]byte), nil }
+
+func (raw) Unmarshal(b []byte, v any) error {
+	*v.(*[]byte) = append([]byte(nil), b...)
+	return nil
+}
+
+func (raw) Name() string { return "proto" }
