@@ -10,9 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
@@ -51,12 +54,24 @@ func (c *Client) Exchange(ctx context.Context, in []Frame) ([][]Frame, error) {
 	if len(in) > MaxBatch {
 		return nil, fmt.Errorf("exchange %d frames: the most is %d", len(in), MaxBatch)
 	}
-	out, err := c.exchange(ctx, in)
-	if err != nil {
-		return nil, fmt.Errorf("exchange frames with the switch: %w", err)
+	for {
+		out, err := c.exchange(ctx, in)
+		if err == nil {
+			return out, nil
+		}
+		// The switch answers before its data plane is ready, and then says so without having taken a frame.
+		if st := status.Convert(err); st.Code() != codes.Unavailable || st.Message() != "not ready" {
+			return nil, fmt.Errorf("exchange frames with the switch: %w", err)
+		}
+		select {
+		case <-time.After(retryDelay):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("exchange frames with the switch: %w: %w", ctx.Err(), err)
+		}
 	}
-	return out, nil
 }
+
+const retryDelay = 10 * time.Millisecond
 
 func (c *Client) exchange(ctx context.Context, in []Frame) ([][]Frame, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -79,7 +94,9 @@ func (c *Client) exchange(ctx context.Context, in []Frame) ([][]Frame, error) {
 		b = protowire.AppendTag(b, 4, protowire.BytesType)
 		b = protowire.AppendBytes(b, f.Bytes)
 		c.next++
-		if err := stream.SendMsg(&b); err != nil {
+		if err := stream.SendMsg(&b); errors.Is(err, io.EOF) {
+			break // the switch has ended the stream, and receiving says why
+		} else if err != nil {
 			return nil, err
 		}
 	}
