@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"testing"
 )
 
@@ -180,6 +181,26 @@ func TestParseFrameRefuses(t *testing.T) {
 	var p Packet
 	if _, _, err := ParseFrame(AppendFrame(nil, serviceAddr, workerAddr(0), goldenPacket(), false), &p); err != nil {
 		t.Errorf("answer: %v", err)
+	}
+}
+
+// A checksum that Linux left to a device is told from a damaged packet.
+func TestUnfinishedChecksum(t *testing.T) {
+	frame := bytes.Clone(goldenFrame)
+	// 10.77.0.6 + 10.77.255.254 + 17 + 320 in words of 16 bits.
+	binary.BigEndian.PutUint16(frame[ethernetLen+offUDPSum:], 0x0a4d+0x0006+0x0a4d+0xfffe-0xffff+17+320)
+	var p Packet
+	_, _, err := ParseFrame(frame, &p)
+	if !errors.Is(err, ErrChecksum) || !strings.Contains(err.Error(), "unfinished") {
+		t.Errorf("error %v", err)
+	}
+	frame[len(frame)-1] ^= 1 // whatever the payload is
+	if _, _, err := ParseFrame(frame, &p); err == nil || !strings.Contains(err.Error(), "unfinished") {
+		t.Errorf("error %v", err)
+	}
+	frame[ethernetLen+offUDPSum] ^= 1
+	if _, _, err := ParseFrame(frame, &p); !errors.Is(err, ErrChecksum) || strings.Contains(err.Error(), "unfinished") {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -546,7 +546,7 @@ func TestCutPackets(t *testing.T) {
 	}
 	for _, link := range capturetest.Links {
 		r := check(t, capturetest.Pcapng(binary.LittleEndian, link, ps))
-		if r.Verdict != Violated || r.ViolationCount != len(items)-5 || r.Foreign != 5 {
+		if r.Verdict != Violated || r.ViolationCount != len(items)-5 || r.Malformed != len(items)-5 || r.Foreign != 5 {
 			t.Fatalf("%v: %s", link, text(t, r))
 		}
 		if v := r.Violations[0]; v.Reason != "short" || !strings.Contains(v.Detail, "only 96 of ") {
@@ -727,7 +727,7 @@ func FuzzFiles(f *testing.F) {
 		if err := r.WriteJSON(new(bytes.Buffer)); err != nil {
 			t.Fatal(err)
 		}
-		if (r.Verdict == Violated) != (r.ViolationCount > 0) || r.XAgg+r.Foreign > r.Packets {
+		if (r.Verdict == Violated) != (r.ViolationCount > 0) || r.XAgg+r.Foreign > r.Packets || r.Malformed > r.XAgg {
 			t.Fatalf("%+v", r)
 		}
 	})

@@ -177,7 +177,9 @@ func (c *Checker) Packet(at Ref, p *capture.Packet) {
 		c.report.Foreign++ // or cut before its ports: nobody can tell
 		return
 	}
+	c.report.XAgg++
 	if err != nil {
+		c.report.Malformed++
 		reason, detail := wireReason(wire.ReasonOf(err)), err.Error()
 		if p.Cut() && (reason == wireReason(wire.ReasonShort) || reason == wireReason(wire.ReasonLength)) {
 			reason = wireReason(wire.ReasonShort)
@@ -516,9 +518,6 @@ func (c *Checker) Finish() *Report {
 	}
 	r := &c.report
 	r.Jobs = len(c.jobs)
-	for _, n := range r.Types {
-		r.XAgg += n
-	}
 	switch {
 	case r.ViolationCount > 0:
 		r.Verdict = Violated

@@ -33,8 +33,9 @@ type Report struct {
 
 	Files      []File         `json:"files"`
 	Packets    int            `json:"packets"`     // in all files
-	XAgg       int            `json:"xagg"`        // of them of this protocol and in good form
+	XAgg       int            `json:"xagg"`        // of them of this protocol
 	Types      map[string]int `json:"types"`       // of XAgg, by type
+	Malformed  int            `json:"malformed"`   // of XAgg, too damaged to have a type
 	Foreign    int            `json:"foreign"`     // of another protocol, skipped
 	OtherLinks map[string]int `json:"other_links"` // of a link type that is not read, skipped
 
@@ -146,9 +147,14 @@ func (r *Report) WriteText(w io.Writer) error {
 		}
 		b.WriteString("\n")
 	}
-	fmt.Fprintf(&b, "%s of the protocol:", plural(r.XAgg, "packet", "packets"))
+	fmt.Fprintf(&b, "%s of the protocol", plural(r.XAgg, "packet", "packets"))
+	sep := ": "
 	for _, name := range slices.Sorted(maps.Keys(r.Types)) {
-		fmt.Fprintf(&b, " %d %s", r.Types[name], name)
+		fmt.Fprintf(&b, "%s%d %s", sep, r.Types[name], name)
+		sep = ", "
+	}
+	if r.Malformed > 0 {
+		fmt.Fprintf(&b, "%s%d malformed", sep, r.Malformed)
 	}
 	fmt.Fprintf(&b, "; %d of others\n", r.Foreign)
 	for _, link := range slices.Sorted(maps.Keys(r.OtherLinks)) {

@@ -54,7 +54,7 @@ func (*XAgg) Payload() []byte { return nil }
 // beyond the packet's blocks are left as they were.
 func (x *XAgg) DecodeFromBytes(data []byte, df gopacket.DecodeFeedback) error {
 	if err := x.Decode(data); err != nil {
-		if errors.Is(err, wire.ErrShort) || errors.Is(err, wire.ErrLength) && len(data) < x.Len() {
+		if errors.Is(err, wire.ErrShort) {
 			df.SetTruncated()
 		}
 		return err

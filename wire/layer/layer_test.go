@@ -120,7 +120,7 @@ func TestDecodingLayerParser(t *testing.T) {
 		t.Errorf("%v allocations a packet", n)
 	}
 
-	if err := parser.DecodeLayers(frame[:200], &decoded); !errors.Is(err, wire.ErrLength) || !parser.Truncated {
+	if err := parser.DecodeLayers(frame[:200], &decoded); !errors.Is(err, wire.ErrShort) || !parser.Truncated {
 		t.Errorf("cut in its lanes: %v, truncated %v", err, parser.Truncated)
 	}
 	if err := parser.DecodeLayers(frame[:60], &decoded); !errors.Is(err, wire.ErrShort) || !parser.Truncated {
