@@ -11,7 +11,7 @@
 
 // Chunks of a round, a power of two: the slots that are worked on.
 volatile const __u32 bench_chunks;
-// Checksums of the question, network order. They stay right: see next_question.
+// Checksums of all questions, network order.
 volatile const __u16 bench_ip_check;
 volatile const __u16 bench_udp_check;
 
@@ -20,6 +20,9 @@ volatile const __u16 bench_udp_check;
 #define BENCH_JOB 1
 #define BENCH_EPOCH 1
 
+// Turns an answer into the next question: the next chunk, after the last one of the next rank, then of the next round.
+// A server does not look at a GRAD's seq, spread_us, blocked_us and next_epoch: here they are the complements of what
+// changes, so that the header's one's complement sum, and with it the UDP checksum, is the same for all.
 static __always_inline void next_question(struct xdp_md *ctx)
 {
 	const struct frame frame = frame_of(ctx), *f = &frame;
@@ -34,23 +37,22 @@ static __always_inline void next_question(struct xdp_md *ctx)
 		}
 	}
 	// In words: bytes that were written one by one stall the processor when they are read as one word soon after.
+	// Source and destination have changed places, which no checksum minds.
 	__u64 contributors = swap64(1ULL << (rank & 63));
 	__u32 *ip = (void *)f->ip, *udp = (void *)f->udp, *x = (void *)f->x;
-	__u32 x0 = swap32((XAGG_VERSION << 4 | TYPE_GRAD) << 24 | BENCH_JOB), x1 = swap32(BENCH_EPOCH << 16 | rank << 8 | MAX_BLOCKS);
-	__u32 x3 = swap32(round), x4 = swap32(chunk), x5 = swap32(MAX_LANES << 16);
 	ip[0] = swap32(0x45000000 | (FRAME_LEN - ETH_LEN + MAX_LANES * 4));
-	ip[2] = swap32(64 << 24 | 17 << 16) | bench_ip_check << 16; // source and destination have changed places
+	ip[2] = swap32(64 << 24 | 17 << 16) | bench_ip_check << 16;
 	udp[0] = swap32(XAGG_PORT << 16 | XAGG_PORT);
 	udp[1] = swap16(FRAME_LEN - ETH_LEN - sizeof(*f->ip) + MAX_LANES * 4) | bench_udp_check << 16;
-	x[0] = x0;
-	x[1] = x1;
-	x[3] = x3;
-	x[4] = x4;
-	x[5] = x5;
+	x[0] = swap32((XAGG_VERSION << 4 | TYPE_GRAD) << 24 | BENCH_JOB);
+	x[1] = swap32(BENCH_EPOCH << 16 | MAX_BLOCKS) | rank << 16;
+	x[2] = swap32(~(round + chunk));
+	x[3] = swap32(round);
+	x[4] = swap32(chunk);
+	x[5] = swap32(MAX_LANES << 16);
 	f->x->contributors = contributors;
-	// A server does not look at a GRAD's spread_us: here it makes up for what has changed in the header. The other words
-	// are 0 in a question and in its ACK.
-	f->x->spread_us = 0xffff ^ fold((__u64)x0 + x1 + x3 + x4 + x5 + (__u32)contributors + (contributors >> 32));
+	*(__u64 *)&f->x->spread_us = ~contributors;
+	f->x->next_epoch = 0xffff ^ rank;
 }
 
 SEC("xdp")

@@ -21,9 +21,12 @@ type benchPlan struct {
 	RoundsMask uint32
 	Index      uint32
 	ServiceIp  uint32
-	ServiceMac [6]uint8
-	NextEpoch  uint16
-	_          [4]byte
+	ServiceMac struct {
+		_    structs.HostLayout
+		Part [3]uint16
+	}
+	NextEpoch uint16
+	_         [4]byte
 }
 
 type benchRankStats struct {

@@ -108,9 +108,8 @@ func median(v []float64) float64 {
 	return v[len(v)/2]
 }
 
-// benchQuestion returns contribution n: it walks over the chunks, then over the ranks, then over the rounds, like
-// next_question in bench.bpf.c. Its header sums up to nothing in one's complement arithmetic, because its spread_us,
-// which a server does not look at, makes up for the rest; so one UDP checksum is right for all.
+// benchQuestion returns contribution n, as next_question in bench.bpf.c makes them: it walks over the chunks, then over
+// the ranks, then over the rounds, and its UDP checksum is always the same.
 func benchQuestion(n, slots uint32) []byte {
 	rank := n / slots % benchRanks
 	p := wire.Packet{Header: wire.Header{
@@ -120,12 +119,9 @@ func benchQuestion(n, slots uint32) []byte {
 	for i := range p.Lanes {
 		p.Lanes[i] = int32(i * 0x01020305)
 	}
-	var header [wire.HeaderLen]byte
-	wire.PutHeader(header[:], &p.Header)
-	for i := 0; i < len(header); i += 2 {
-		p.SpreadUs += uint32(binary.BigEndian.Uint16(header[i:]))
-	}
-	p.SpreadUs = 0xffff ^ (p.SpreadUs>>16 + p.SpreadUs&0xffff)
+	p.Seq = ^(p.Round + p.Chunk)
+	p.SpreadUs, p.BlockedUs = ^uint32(p.Contributors>>32), ^uint32(p.Contributors)
+	p.NextEpoch = ^(uint16(rank) << 8)
 	// Both ports are the protocol's: an answer's become the next question's by changing places.
 	src := workerAddr(0)
 	src.Port = wire.Port

@@ -108,10 +108,14 @@ func (s *Server) Install(p Plan) error {
 // put writes a plan's entry and waits until no packet is handled under what it replaces.
 func (s *Server) put(p Plan) error {
 	ip := p.ServiceIP.As4()
-	err := s.objects.Plans.Put(planMapKey(p.Job, p.Epoch), xaggPlan{
+	entry := xaggPlan{
 		Ranks: p.Ranks, Base: p.Lease.Base, Chunks: p.Lease.Chunks, RoundsMask: p.Lease.Rounds - 1, Index: p.Lease.Index,
-		ServiceIp: binary.NativeEndian.Uint32(ip[:]), ServiceMac: p.ServiceMAC, NextEpoch: p.NextEpoch,
-	})
+		ServiceIp: binary.NativeEndian.Uint32(ip[:]), NextEpoch: p.NextEpoch,
+	}
+	for i := range entry.ServiceMac.Part {
+		entry.ServiceMac.Part[i] = binary.NativeEndian.Uint16(p.ServiceMAC[2*i:])
+	}
+	err := s.objects.Plans.Put(planMapKey(p.Job, p.Epoch), entry)
 	if err != nil {
 		return err
 	}

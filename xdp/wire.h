@@ -80,9 +80,13 @@ struct xagg_header {
 
 _Static_assert(sizeof(struct xagg_header) == 56, "the header has 56 bytes");
 
+struct mac {
+	__u16 part[3];
+};
+
 struct eth_header {
-	__u8 dst[6];
-	__u8 src[6];
+	struct mac dst;
+	struct mac src;
 	__u16 type;
 };
 

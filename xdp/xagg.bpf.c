@@ -20,7 +20,7 @@ struct plan {
 	__u32 rounds_mask; // number of rounds, a power of two, less one
 	__u32 index;       // of the job's statistics
 	__u32 service_ip;  // network order
-	__u8 service_mac[6];
+	struct mac service_mac;
 	__u16 next_epoch; // armed, or 0
 };
 
@@ -236,16 +236,15 @@ static __always_inline int reply(struct xdp_md *ctx, const struct frame *f, cons
 	__u32 len = sizeof(*f->udp) + sizeof(*f->x) + a->blocks * BLOCK_LANES * 4;
 	__u32 src = f->ip->dst, dst = f->ip->src;
 	__u16 port = f->udp->src;
-	__u8 mac[6];
+	struct mac mac = f->eth->src;
 
-	__builtin_memcpy(mac, f->eth->src, 6);
-	__builtin_memcpy(f->eth->src, f->eth->dst, 6);
 	if (service) {
-		__builtin_memcpy(mac, service->service_mac, 6);
+		mac = service->service_mac;
 		dst = service->service_ip;
 		port = swap16(XAGG_PORT);
 	}
-	__builtin_memcpy(f->eth->dst, mac, 6);
+	f->eth->src = f->eth->dst;
+	f->eth->dst = mac;
 
 	// The IPv4 header is made anew, in words: identification 0, don't fragment, a time to live of 64.
 	__u32 *ip = (void *)f->ip;
