@@ -43,7 +43,7 @@ func TestReal(t *testing.T) {
 // TestEngine compares the engine with the model on fresh traces, time fields and all; it needs no real switch.
 func TestEngine(t *testing.T) {
 	for _, sc := range scenarios {
-		for _, seed := range seeds(4) {
+		for _, seed := range seeds(2) {
 			t.Run(fmt.Sprintf("%s/seed %d", sc.name, seed), func(t *testing.T) {
 				e, m := programmed(t, &sc)
 				run(t, sc.trace(seed, *flagSteps), true, e, m)

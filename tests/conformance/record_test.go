@@ -155,6 +155,7 @@ func TestRecorded(t *testing.T) {
 			e, m := programmed(t, &sc)
 			r := read(t, &sc)
 			replay(t, r, e)
+			replay(t, r, startServed(t, &sc))
 			replay(t, r, m)
 		})
 	}
