@@ -96,7 +96,22 @@ func realRig(t *testing.T) *rig {
 
 func engineRig(t *testing.T) *rig {
 	var prog *engine.Program
-	server := p4rt.New(p4rt.Config{Commit: func(p *engine.Program) { prog = p }})
+	var server *p4rt.Server
+	server = p4rt.New(p4rt.Config{
+		Commit: func(p *engine.Program) { prog = p },
+		PacketOut: func(frame []byte) error {
+			var in [][]byte // the program is locked while it emits
+			prog.Process(cpuPort, frame, 0, func(port uint16, b []byte) {
+				if port == cpuPort {
+					in = append(in, bytes.Clone(b))
+				}
+			})
+			for _, b := range in {
+				server.PacketIn(b)
+			}
+			return nil
+		},
+	})
 	lis := bufconn.Listen(1 << 20)
 	g := grpc.NewServer(grpc.MaxRecvMsgSize(p4rt.MaxMessage))
 	p4v1.RegisterP4RuntimeServer(g, server)

@@ -376,6 +376,11 @@ func (e *Engine) Close() error {
 		errs = append(errs, p.Close())
 	}
 	e.group.Wait()
+	for number := range e.outputs {
+		if n := e.Dropped(uint16(number)); n != 0 {
+			e.log.Warn("frames were dropped at a full queue", "port", number, "frames", n)
+		}
+	}
 	if e.pcap != nil {
 		errs = append(errs, e.pcap.Close())
 	}

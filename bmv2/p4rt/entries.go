@@ -122,7 +122,7 @@ func (k *keyField) read(mf *p4v1.FieldMatch) (m engine.Match, err error) {
 		m.Value, m.Mask = value(f.GetLow()), value(f.GetHigh())
 		switch {
 		case err != nil:
-		case isZero(m.Value) && bytes.Equal(m.Mask, allOnes(k.width)):
+		case everything(f):
 			err = invalid("match field %s: omit it instead of a range of everything", k.name)
 		case bytes.Compare(m.Value, m.Mask) > 0:
 			err = invalid("match field %s: low end is above the high end", k.name)
@@ -135,6 +135,12 @@ func (k *keyField) read(mf *p4v1.FieldMatch) (m engine.Match, err error) {
 		m.Value, m.Mask = value(f.GetValue()), allOnes(k.width)
 	}
 	return m, err
+}
+
+// everything is PI's test for a range that should have been left out: it compares the byte strings as they came, so
+// that only low and high ends of one length are found.
+func everything(f *p4v1.FieldMatch_Range) bool {
+	return isZero(f.GetLow()) && bytes.Equal(f.GetHigh(), allOnes(8*len(f.GetLow())))
 }
 
 func (k *keyField) wildcard() (engine.Match, error) {
