@@ -82,7 +82,11 @@ const SyntheticSteps = 3
 func Parse(spec string, ranks int) (*Set, error) {
 	num, ok := strings.CutPrefix(spec, "synthetic:")
 	if !ok {
-		return Open(os.DirFS(spec))
+		set, err := Open(os.DirFS(spec))
+		if err != nil {
+			return nil, fmt.Errorf("directory %s: %w", spec, err)
+		}
+		return set, nil
 	}
 	n, err := strconv.Atoi(num)
 	if err != nil || n < 0 {
