@@ -54,33 +54,49 @@ func (c *Client) Exchange(ctx context.Context, in []Frame) ([][]Frame, error) {
 	if len(in) > MaxBatch {
 		return nil, fmt.Errorf("exchange %d frames: the most is %d", len(in), MaxBatch)
 	}
+	out, _, err := c.patiently(ctx, in, nil)
+	return out, err
+}
+
+// Watch calls do, waits until the switch has no packet left, and returns what left it meanwhile: the way to see what
+// comes of a packet-out. The switch sends nothing before it has noticed that it is watched, so it is asked first:
+// probe is a frame that it answers by exactly one.
+func (c *Client) Watch(ctx context.Context, probe Frame, do func() error) ([]Frame, error) {
+	_, out, err := c.patiently(ctx, []Frame{probe}, do)
+	return out, err
+}
+
+// patiently is exchange, and again until the data plane is ready.
+func (c *Client) patiently(ctx context.Context, in []Frame, do func() error) (out [][]Frame, other []Frame, err error) {
 	for {
-		out, err := c.exchange(ctx, in)
+		out, other, err := c.exchange(ctx, in, do)
 		if err == nil {
-			return out, nil
+			return out, other, nil
 		}
 		// The switch answers before its data plane is ready, and then says so without having taken a frame.
 		if st := status.Convert(err); st.Code() != codes.Unavailable || st.Message() != "not ready" {
-			return nil, fmt.Errorf("exchange frames with the switch: %w", err)
+			return nil, nil, fmt.Errorf("exchange frames with the switch: %w", err)
 		}
 		select {
 		case <-time.After(retryDelay):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("exchange frames with the switch: %w: %w", ctx.Err(), err)
+			return nil, nil, fmt.Errorf("exchange frames with the switch: %w: %w", ctx.Err(), err)
 		}
 	}
 }
 
 const retryDelay = 10 * time.Millisecond
 
-func (c *Client) exchange(ctx context.Context, in []Frame) ([][]Frame, error) {
+// exchange sends frames and returns what came of each of them, and what came of something else. If do is not nil, it
+// is called when the first frame was answered, before the end of sending.
+func (c *Client) exchange(ctx context.Context, in []Frame, do func() error) (out [][]Frame, other []Frame, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	desc := &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
 	stream, err := c.conn.NewStream(ctx, desc, "/p4.bm.DataplaneInterface/PacketStream",
 		grpc.ForceCodec(raw{}), grpc.WaitForReady(true))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	first := c.next
 	for _, f := range in {
@@ -97,28 +113,40 @@ func (c *Client) exchange(ctx context.Context, in []Frame) ([][]Frame, error) {
 		if err := stream.SendMsg(&b); errors.Is(err, io.EOF) {
 			break // the switch has ended the stream, and receiving says why
 		} else if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	if err := stream.CloseSend(); err != nil {
-		return nil, err
+	if do == nil {
+		if err := stream.CloseSend(); err != nil {
+			return nil, nil, err
+		}
 	}
-	out := make([][]Frame, len(in))
+	out = make([][]Frame, len(in))
 	for {
 		var b []byte
 		if err := stream.RecvMsg(&b); errors.Is(err, io.EOF) {
-			return out, nil
+			return out, other, nil
 		} else if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		id, f, err := decode(b)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		if id < first || id >= first+uint64(len(in)) {
-			return nil, fmt.Errorf("answer to frame %d, which was not sent", id)
+		switch {
+		case id == 0:
+			other = append(other, f)
+		case id < first || id >= first+uint64(len(in)):
+			return nil, nil, fmt.Errorf("answer to frame %d, which was not sent", id)
+		default:
+			out[id-first] = append(out[id-first], f)
 		}
-		out[id-first] = append(out[id-first], f)
+		if do != nil && id == first {
+			if err := errors.Join(do(), stream.CloseSend()); err != nil {
+				return nil, nil, err
+			}
+			do = nil
+		}
 	}
 }
 
