@@ -29,10 +29,7 @@ func TestReal(t *testing.T) {
 	for _, sc := range scenarios {
 		for _, seed := range seeds(1) {
 			t.Run(fmt.Sprintf("%s/seed %d", sc.name, seed), func(t *testing.T) {
-				real := startReal(t)
-				if err := real.program(sc.program()); err != nil {
-					t.Fatal(err)
-				}
+				real := startReal(t, &sc)
 				e, m := programmed(t, &sc)
 				run(t, sc.trace(seed, *flagSteps), false, real, e, m)
 			})

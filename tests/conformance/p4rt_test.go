@@ -149,7 +149,7 @@ func (s *session) packetIn() ([]byte, error) {
 	}
 }
 
-// reasons reads the counter array of reasons, in packets by reason.
+// counter reads a counter array, in packets.
 func (s *session) counter(ctx context.Context, alias string) ([]int64, error) {
 	i := slices.IndexFunc(s.info.Counters, func(c *p4config.Counter) bool { return c.Preamble.Alias == alias })
 	if i < 0 {

@@ -117,10 +117,7 @@ func decodeRecording(f io.Reader) (*recording, error) {
 func TestRecord(t *testing.T) {
 	for _, sc := range scenarios {
 		t.Run(sc.name, func(t *testing.T) {
-			real := startReal(t)
-			if err := real.program(sc.program()); err != nil {
-				t.Fatal(err)
-			}
+			real := startReal(t, &sc)
 			if !*update {
 				replay(t, read(t, &sc), real)
 				return

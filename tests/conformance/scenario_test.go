@@ -182,11 +182,6 @@ func num(b []byte) uint64 {
 	return v
 }
 
-// echo is a question of worker 0 for the service's address.
-var echo = arpFrame(worker(0), service, 1)
-
-const echoPort = 1 // worker 0's
-
 // marker is a packet-out that is always answered: the question for slot 0, from a UDP port that nothing else uses.
 var marker = func() []byte {
 	p := &wire.Packet{Header: wire.Header{Type: wire.TypeCtrl}}
