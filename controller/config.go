@@ -1,14 +1,17 @@
 package controller
 
 import (
+	"encoding"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/lexer"
 
 	"xagg/policy"
 )
@@ -76,11 +79,8 @@ type MAC [6]byte
 // UnmarshalText reads six hexadecimal bytes with colons or hyphens.
 func (m *MAC) UnmarshalText(text []byte) error {
 	hw, err := net.ParseMAC(string(text))
-	if err != nil {
-		return err
-	}
-	if len(hw) != len(m) {
-		return fmt.Errorf("address %s: %d bytes, want 6", text, len(hw))
+	if err != nil || len(hw) != len(m) {
+		return fmt.Errorf("%q is not an Ethernet address of six bytes", text)
 	}
 	copy(m[:], hw)
 	return nil
@@ -115,8 +115,10 @@ func Load(path string) (Config, error) {
 // wrong type and a wrong value are errors that begin with name, line and column.
 func Parse(name string, src []byte) (Config, error) {
 	cfg := DefaultConfig()
-	if err := yaml.UnmarshalWithOptions(src, &cfg, yaml.Strict()); err != nil {
-		return Config{}, positioned(name, err)
+	err := yaml.UnmarshalWithOptions(src, &cfg, yaml.Strict(),
+		yaml.CustomUnmarshaler(decodeText[netip.Addr]), yaml.CustomUnmarshaler(decodeText[MAC]))
+	if err != nil {
+		return Config{}, positioned(name, src, err)
 	}
 	if err := cfg.Validate(); err != nil {
 		return Config{}, locate(name, src, err)
@@ -124,14 +126,46 @@ func Parse(name string, src []byte) (Config, error) {
 	return cfg, nil
 }
 
-// positioned puts the file's name and the place that the YAML decoder found before its message.
-func positioned(name string, err error) error {
-	var yerr yaml.Error
-	if !errors.As(err, &yerr) || yerr.GetToken() == nil {
-		return fmt.Errorf("%s: %w", name, err)
+// textError is a scalar that is not what it should be. The decoder says where something is wrong, but not where a
+// type's own decoding fails.
+type textError struct {
+	text string
+	err  error
+}
+
+func (e *textError) Error() string { return e.err.Error() }
+
+// decodeText decodes a scalar by the type's UnmarshalText.
+func decodeText[T any, P interface {
+	*T
+	encoding.TextUnmarshaler
+}](v *T, src []byte) error {
+	var text string
+	if err := yaml.Unmarshal(src, &text); err != nil {
+		return err
 	}
-	pos := yerr.GetToken().Position
-	return fmt.Errorf("%s:%d:%d: %s", name, pos.Line, pos.Column, yerr.GetMessage())
+	if err := P(v).UnmarshalText([]byte(text)); err != nil {
+		return &textError{text, err}
+	}
+	return nil
+}
+
+// positioned puts the file's name and the place of the mistake before the decoder's message.
+func positioned(name string, src []byte, err error) error {
+	var bad *textError
+	var yerr yaml.Error
+	switch {
+	case errors.As(err, &bad):
+		for _, tok := range lexer.Tokenize(string(src)) {
+			if tok.Value == bad.text {
+				return fmt.Errorf("%s:%d:%d: %w", name, tok.Position.Line, tok.Position.Column, err)
+			}
+		}
+	case errors.As(err, &yerr) && yerr.GetToken() != nil:
+		pos := yerr.GetToken().Position
+		return fmt.Errorf("%s:%d:%d: %s", name, pos.Line, pos.Column, yerr.GetMessage())
+	}
+	return fmt.Errorf("%s: %w", name, err)
 }
 
 // locate finds the line and column of the field that a FieldError names. A field that is missing is looked for at
@@ -178,7 +212,7 @@ func (c *Config) Validate() error {
 	if err := c.validateLinks(); err != nil {
 		return err
 	}
-	if err := c.Policy.Validate(); err != nil {
+	if err := c.validatePolicy(c.Policy); err != nil {
 		return under("policy", err)
 	}
 	names := make(map[string]string)
@@ -191,6 +225,24 @@ func (c *Config) Validate() error {
 			return fieldf(at+".name", "%q is the name of %s too", job.Name, other)
 		}
 		names[job.Name] = at
+		if job.Policy != nil {
+			if err := c.validatePolicy(*job.Policy); err != nil {
+				return under(at+".policy", err)
+			}
+		}
+	}
+	return nil
+}
+
+// validatePolicy checks a rule, and that the servers it names are configured.
+func (c *Config) validatePolicy(rule policy.Static) error {
+	if err := rule.Validate(); err != nil {
+		return err
+	}
+	for i, name := range rule.Servers {
+		if !slices.ContainsFunc(c.Servers, func(s Server) bool { return s.Name == name }) {
+			return fieldf(fmt.Sprintf("servers[%d]", i), "%q is no configured server", name)
+		}
 	}
 	return nil
 }

@@ -170,7 +170,7 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 	if j.lease, ok = firstFit(in.taken(func(j *job) span { return j.lease }), 0, in.slots,
 		policy.SlotsPerPool*decision.Pool); !ok {
 		return nil, &exhaustedError{"slots in a row", j.lease.size, free,
-			"they are free, but scattered: choose a smaller pool or remove a job"}
+			"those are scattered: choose a smaller pool or remove a job"}
 	}
 	// Instance 0 is the flood group's.
 	if j.rids, ok = firstFit(in.taken(func(j *job) span { return j.rids }), 1, 1<<16, spec.Ranks); !ok {
