@@ -58,14 +58,14 @@ func (s *Size) Type() string { return "size" }
 func (s Size) Slots() (uint32, error) {
 	switch n := uint64(s) / SlotSize; {
 	case n == 0:
-		return 0, fmt.Errorf("memory of %v is too small: a slot takes %d bytes, and a job needs two for every 256 lanes of its largest vector", s, SlotSize)
+		return 0, fmt.Errorf("memory of %v is too small: a slot takes %d bytes, and a job needs at least two for every "+
+			"256 lanes of its largest vector", s, SlotSize)
 	case n > maxSlots:
-		return 0, fmt.Errorf("memory of %v is too big: a server can have %d slots of %d bytes, %v", s, uint32(maxSlots), SlotSize, Size(maxSlots*SlotSize))
+		return 0, fmt.Errorf("memory of %v is too big: a server can have %d slots of %d bytes", s, uint32(maxSlots), SlotSize)
 	default:
 		return uint32(n), nil
 	}
 }
 
-// maxSlots is what one array map may hold: its size in bytes, rounded up to pages, must fit 32 bits of pages, and the
-// kernel allocates it in one piece of at most 2 GiB (vmalloc takes an int for numbers of bytes in places).
-const maxSlots = 1 << 31 / SlotSize
+// maxSlots is the largest number of entries of an array map.
+const maxSlots = math.MaxUint32
