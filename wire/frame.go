@@ -283,8 +283,7 @@ func onesSum(b []byte, sum uint64) uint64 {
 		sum, c = bits.Add64(sum, binary.LittleEndian.Uint64(b[8:]), c)
 		sum, c = bits.Add64(sum, binary.LittleEndian.Uint64(b[16:]), c)
 		sum, c = bits.Add64(sum, binary.LittleEndian.Uint64(b[24:]), c)
-		sum, c = bits.Add64(sum, 0, c) // all ones and a carry come round once more
-		sum += c
+		sum += c // does not wrap: a sum that has carried is at most 2^64-2
 		b = b[32:]
 	}
 	for len(b) >= 8 {

@@ -108,13 +108,18 @@ func TestDecodeRefuses(t *testing.T) {
 		"five blocks":       {func(p []byte) []byte { p[OffBlocks] = 5; return append(p, make([]byte, 1024)...) }, ErrLength, ReasonLength},
 		"no elems":          {edit(OffElems+1, 0), ErrElems, ReasonLength},
 		"elems of 2 blocks": {edit(OffElems+1, 65), ErrElems, ReasonLength},
-		"65537 blocks":      {func(p []byte) []byte { p[OffElems], p[OffElems+1] = 0xff, 0xff; return p }, ErrElems, ReasonLength},
-		"reserved first":    {edit(OffReserved, 1), ErrReserved, ReasonLength},
-		"reserved last":     {edit(HeaderLen-1, 0x80), ErrReserved, ReasonLength},
-		"version 0":         {edit(OffVersionType, 0x01), ErrVersion, ReasonVersion},
-		"version 2":         {edit(OffVersionType, 0x21), ErrVersion, ReasonVersion},
-		"type 0":            {edit(OffVersionType, 0x10), ErrType, ReasonType},
-		"type 8":            {edit(OffVersionType, 0x18), ErrType, ReasonType},
+		"65535 elems":       {func(p []byte) []byte { p[OffElems], p[OffElems+1] = 0xff, 0xff; return p }, ErrElems, ReasonLength},
+		// 65,535 lanes need 1,024 blocks, of which a byte keeps none.
+		"65535 elems in none": {func(p []byte) []byte {
+			p[OffElems], p[OffElems+1], p[OffBlocks] = 0xff, 0xff, 0
+			return p[:HeaderLen]
+		}, ErrElems, ReasonLength},
+		"reserved first": {edit(OffReserved, 1), ErrReserved, ReasonLength},
+		"reserved last":  {edit(HeaderLen-1, 0x80), ErrReserved, ReasonLength},
+		"version 0":      {edit(OffVersionType, 0x01), ErrVersion, ReasonVersion},
+		"version 2":      {edit(OffVersionType, 0x21), ErrVersion, ReasonVersion},
+		"type 0":         {edit(OffVersionType, 0x10), ErrType, ReasonType},
+		"type 8":         {edit(OffVersionType, 0x18), ErrType, ReasonType},
 		// The order of the checks.
 		"version before length":   {func(p []byte) []byte { p[0] = 0x21; return p[:100] }, ErrVersion, ReasonVersion},
 		"type before length":      {func(p []byte) []byte { p[0] = 0x1f; return append(p, 0) }, ErrType, ReasonType},

@@ -40,7 +40,7 @@ func TagPlace(job uint16, round, chunk uint32, rank uint8) [2]uint32 {
 
 // TagLanes returns the sum of K[t][i] * lanes[i] mod P for both coefficient sequences; len(lanes) <= MaxLanes.
 func TagLanes(lanes []int32) [2]uint32 {
-	// |lane| <= 2^31 and K < 2^26: eight products stay below 2^60. The sum is made small again after each eight by
+	// |lane| <= 2^31 and K < 2^26: fifteen products stay below 2^61. The sum is made small again before each eight by
 	// shifts and one addition instead of a division.
 	var s0, s1 int64
 	k0, k1 := Coefficients[0][:len(lanes)], Coefficients[1][:len(lanes)]
@@ -54,7 +54,6 @@ func TagLanes(lanes []int32) [2]uint32 {
 			int64(v[6])*int64(b[6]) + int64(v[7])*int64(b[7])
 		lanes, k0, k1 = lanes[8:], k0[8:], k1[8:]
 	}
-	s0, s1 = shrink(s0), shrink(s1)
 	for i, v := range lanes {
 		s0 += int64(v) * int64(k0[i])
 		s1 += int64(v) * int64(k1[i])

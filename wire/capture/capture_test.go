@@ -176,6 +176,21 @@ func TestPcapngBlocks(t *testing.T) {
 	}
 }
 
+// Times of an interface may count from another second than 1970's first (if_tsoffset).
+func TestPcapngTimeOffset(t *testing.T) {
+	le := binary.LittleEndian
+	iface := append(make([]byte, 8), 14, 0, 8, 0)
+	le.PutUint16(iface, uint16(capture.LinkEthernet))
+	iface = le.AppendUint64(iface, uint64(1_000_000_000))
+	packet := make([]byte, 20)
+	le.PutUint32(packet[8:], 7)
+	file := append(capturetest.Section(le), capturetest.Block(le, 1, iface)...)
+	got := read(t, append(file, capturetest.Block(le, 6, packet)...))
+	if want := time.Unix(1_000_000_000, 7000); len(got) != 1 || !got[0].Time.Equal(want) {
+		t.Errorf("read %+v, want %v", got, want)
+	}
+}
+
 // Files that end too early, wherever that is.
 func TestTruncated(t *testing.T) {
 	want := frames(3)
@@ -238,36 +253,37 @@ func TestDamaged(t *testing.T) {
 		return capturetest.Block(le, 6, append(le.AppendUint32(body, length), make([]byte, 64)...))
 	}
 	for name, file := range map[string][]byte{
-		"empty":                 {},
-		"three bytes":           {0xd4, 0xc3, 0xb2},
-		"text":                  []byte("this is not a capture"),
-		"ELF":                   append([]byte("\x7fELF"), make([]byte, 60)...),
-		"gzip of text":          zip([]byte("this is not a capture")),
-		"gzip of gzip":          zip(zip(pcap)),
-		"gzip, damaged":         {0x1f, 0x8b, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9},
-		"pcap of version 1":     edit(pcap, 4, 1),
-		"huge packet":           edit(edit(pcap, 24+8, 1<<20), 24+12, 1<<20),
-		"more captured":         edit(pcap, 24+12, 1),
-		"pcapng of version 2":   edit(ng(), 12, 2),
-		"no byte order":         edit(ng(), 8, 0x12345678),
-		"odd block length":      edit(ng(packet(0, 1, 1)), 48+4, 97),
-		"short block length":    edit(ng(packet(0, 1, 1)), 48+4, 8),
-		"huge block":            edit(ng(packet(0, 1, 1)), 48+4, 1<<24),
-		"other length at end":   edit(ng(packet(0, 1, 1)), 48+4+4+20+64+4-4, 100),
-		"interface missing":     ng(packet(1, 1, 1)),
-		"captured beyond block": ng(packet(0, 65, 65)),
-		"more captured, pcapng": ng(packet(0, 10, 9)),
-		"captured 4 GB":         ng(packet(0, math.MaxUint32, math.MaxUint32)),
-		"resolution 10^-20":     ng(capturetest.Interface(le, 1, []byte{20})),
-		"resolution 10^-64":     ng(capturetest.Interface(le, 1, []byte{64})),
-		"resolution 2^-64":      ng(capturetest.Interface(le, 1, []byte{0x80 | 64})),
-		"option beyond block":   ng(capturetest.Block(le, 1, []byte{1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 9, 0})),
-		"short interface":       ng(capturetest.Block(le, 1, make([]byte, 4))),
-		"short packet":          ng(capturetest.Block(le, 6, make([]byte, 16))),
-		"short simple packet":   ng(capturetest.Block(le, 3, nil)),
-		"simple beyond block":   ng(capturetest.Block(le, 3, []byte{9, 0, 0, 0})),
-		"simple first":          append(capturetest.Section(le), capturetest.Block(le, 3, []byte{0, 0, 0, 0})...),
-		"short section":         capturetest.Block(le, 0x0a0d0d0a, []byte{0x4d, 0x3c, 0x2b, 0x1a}),
+		"empty":                           {},
+		"three bytes":                     {0xd4, 0xc3, 0xb2},
+		"text":                            []byte("this is not a capture"),
+		"ELF":                             append([]byte("\x7fELF"), make([]byte, 60)...),
+		"gzip of text":                    zip([]byte("this is not a capture")),
+		"gzip of gzip":                    zip(zip(pcap)),
+		"gzip, damaged":                   {0x1f, 0x8b, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9},
+		"pcap of version 1":               edit(pcap, 4, 1),
+		"huge packet":                     edit(edit(pcap, 24+8, 1<<20), 24+12, 1<<20),
+		"more captured":                   edit(pcap, 24+12, 1),
+		"pcapng of version 2":             edit(ng(), 12, 2),
+		"no byte order":                   edit(ng(), 8, 0x12345678),
+		"odd block length":                edit(ng(packet(0, 1, 1)), 48+4, 97),
+		"short block length":              edit(ng(packet(0, 1, 1)), 48+4, 8),
+		"huge block":                      edit(ng(packet(0, 1, 1)), 48+4, 1<<24),
+		"other length at end":             edit(ng(packet(0, 1, 1)), 48+4+4+20+64+4-4, 100),
+		"interface missing":               ng(packet(1, 1, 1)),
+		"interface of the section before": append(ng(), append(capturetest.Section(le), packet(0, 1, 1)...)...),
+		"captured beyond block":           ng(packet(0, 65, 65)),
+		"more captured, pcapng":           ng(packet(0, 10, 9)),
+		"captured 4 GB":                   ng(packet(0, math.MaxUint32, math.MaxUint32)),
+		"resolution 10^-20":               ng(capturetest.Interface(le, 1, []byte{20})),
+		"resolution 10^-64":               ng(capturetest.Interface(le, 1, []byte{64})),
+		"resolution 2^-64":                ng(capturetest.Interface(le, 1, []byte{0x80 | 64})),
+		"option beyond block":             ng(capturetest.Block(le, 1, []byte{1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 9, 0})),
+		"short interface":                 ng(capturetest.Block(le, 1, make([]byte, 4))),
+		"short packet":                    ng(capturetest.Block(le, 6, make([]byte, 16))),
+		"short simple packet":             ng(capturetest.Block(le, 3, nil)),
+		"simple beyond block":             ng(capturetest.Block(le, 3, []byte{9, 0, 0, 0})),
+		"simple first":                    append(capturetest.Section(le), capturetest.Block(le, 3, []byte{0, 0, 0, 0})...),
+		"short section":                   capturetest.Block(le, 0x0a0d0d0a, []byte{0x4d, 0x3c, 0x2b, 0x1a}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, err := capture.NewReader(bytes.NewReader(file))

@@ -223,22 +223,28 @@ func TestViolations(t *testing.T) {
 		"unnamed flag":          {"server", gradOf(2, func(p *wire.Packet) { p.Flags |= 0x20 }), "field", "flags 0x20"},
 		"next epoch, chunk 1":   {"server", lastResult(func(p *wire.Packet) { p.NextEpoch = 3 }), "field", "next epoch 3"},
 		"next epoch, PARTIAL":   {"hybrid", again(wire.TypePartial, func(p *wire.Packet) { p.NextEpoch = 3 }), "field", "next epoch 3"},
-		"ACK with tag":          {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Tag[1] = 1 }), "field", "tag"},
-		"ACK with lanes":        {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Blocks = 1 }), "length", "1 blocks"},
-		"ACK with next epoch":   {"server", again(wire.TypeAck, func(p *wire.Packet) { p.NextEpoch = 1 }), "field", "next epoch 1"},
-		"ACK of nobody":         {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Contributors = 0 }), "mask", "empty"},
-		"ACK of other shape":    {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Elems-- }), "shape", "255 lanes"},
-		"NACK without reason":   {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Type = wire.TypeNack }), "field", "reason 0"},
-		"NACK with times":       {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Type, p.Reason, p.SpreadUs = wire.TypeNack, 3, 1 }), "field", "spread 1"},
-		"GRAD of rank 64":       {"switch", gradOf(3, func(p *wire.Packet) { p.Rank = 64 }), "rank", "64"},
-		"GRAD of two ranks":     {"switch", gradOf(3, func(p *wire.Packet) { p.Contributors |= 1 }), "mask", "0x9"},
-		"GRAD of another":       {"switch", gradOf(3, func(p *wire.Packet) { p.Contributors = 1 }), "mask", "0x1"},
-		"GRAD with large tag":   {"switch", gradOf(3, func(p *wire.Packet) { p.Tag[0] += wire.P }), "tag", "below 67108859"},
-		"GRAD's lane":           {"switch", gradOf(3, func(p *wire.Packet) { p.Lanes[255]-- }), "tag", "does not fit"},
-		"GRAD's tag":            {"switch", gradOf(3, func(p *wire.Packet) { p.Tag[1] ^= 1 }), "tag", "does not fit"},
-		"GRAD's round":          {"switch", gradOf(3, func(p *wire.Packet) { p.Round++ }), "tag", "does not fit"},
-		"copy's lane":           {"server", again(wire.TypeGrad, func(p *wire.Packet) { p.Lanes[17] += 5 }), "tag", "lane 17 is +5 off"},
-		"copy's lanes":          {"server", again(wire.TypeGrad, func(p *wire.Packet) { p.Lanes[17] += 5; p.Lanes[18] -= 5 }), "tag", "several lanes differ"},
+		"next epoch, PARTIAL of chunk 0": {"hybrid", func(items []item) ([]item, int) {
+			i := slices.IndexFunc(items, func(i item) bool { return i.p.Type == wire.TypePartial && i.p.Chunk == 0 })
+			items[i].p.NextEpoch = 2
+			return items, i
+		}, "field", "next epoch 2"},
+		"ACK with tag":             {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Tag[1] = 1 }), "field", "tag"},
+		"ACK with lanes":           {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Blocks = 1 }), "length", "1 blocks"},
+		"ACK with next epoch":      {"server", again(wire.TypeAck, func(p *wire.Packet) { p.NextEpoch = 1 }), "field", "next epoch 1"},
+		"ACK of nobody":            {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Contributors = 0 }), "mask", "empty"},
+		"ACK of other shape":       {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Elems-- }), "shape", "255 lanes"},
+		"NACK without reason":      {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Type = wire.TypeNack }), "field", "reason 0"},
+		"NACK with unknown reason": {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Type, p.Reason = wire.TypeNack, wire.NumReasons }), "field", "reason 23"},
+		"NACK with times":          {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Type, p.Reason, p.SpreadUs = wire.TypeNack, 3, 1 }), "field", "spread 1"},
+		"GRAD of rank 64":          {"switch", gradOf(3, func(p *wire.Packet) { p.Rank = 64 }), "rank", "64"},
+		"GRAD of two ranks":        {"switch", gradOf(3, func(p *wire.Packet) { p.Contributors |= 1 }), "mask", "0x9"},
+		"GRAD of another":          {"switch", gradOf(3, func(p *wire.Packet) { p.Contributors = 1 }), "mask", "0x1"},
+		"GRAD with large tag":      {"switch", gradOf(3, func(p *wire.Packet) { p.Tag[0] += wire.P }), "tag", "below 67108859"},
+		"GRAD's lane":              {"switch", gradOf(3, func(p *wire.Packet) { p.Lanes[255]-- }), "tag", "does not fit"},
+		"GRAD's tag":               {"switch", gradOf(3, func(p *wire.Packet) { p.Tag[1] ^= 1 }), "tag", "does not fit"},
+		"GRAD's round":             {"switch", gradOf(3, func(p *wire.Packet) { p.Round++ }), "tag", "does not fit"},
+		"copy's lane":              {"server", again(wire.TypeGrad, func(p *wire.Packet) { p.Lanes[17] += 5 }), "tag", "lane 17 is +5 off"},
+		"copy's lanes":             {"server", again(wire.TypeGrad, func(p *wire.Packet) { p.Lanes[17] += 5; p.Lanes[18] -= 5 }), "tag", "several lanes differ"},
 		"lane beyond elems": {"switch", func(items []item) ([]item, int) {
 			for i := range items {
 				if p := &items[i].p; p.Type == wire.TypeResult && p.Elems == 65 {
@@ -477,6 +483,12 @@ func TestUnfinished(t *testing.T) {
 	if r.Verdict != OK || r.Unfinished != 1 || r.Results != 2 {
 		t.Error(text(t, r))
 	}
+	// A chunk of which only an answer was seen has no contributions that a RESULT is missing for.
+	ack := items[0]
+	ack.p, ack.checksum = short(wire.TypeAck, ack.p), false
+	if r := check(t, pcap([]item{ack})); r.Verdict != Lacking || r.Unfinished != 0 || r.Chunks != 1 {
+		t.Error(text(t, r))
+	}
 	r = check(t, pcap(items[:2]))
 	if s := text(t, r); r.Verdict != OK || !strings.HasPrefix(s, "ok: nothing is wrong, but there is no RESULT") {
 		t.Error(s)
@@ -620,6 +632,9 @@ func TestMemoryIsBounded(t *testing.T) {
 		}
 	}
 	r := c.Finish()
+	if c.held != 0 {
+		t.Errorf("%d bytes of frames are held in the end", c.held)
+	}
 	if r.Chunks != 100 || r.Rounds != 50 || r.Results != 96 || r.Unfinished != 2 || r.Late != 1 || r.IncompleteCount != 2 || r.ViolationCount != 1 {
 		t.Error(text(t, r))
 	}
@@ -652,6 +667,14 @@ func TestHeldFramesAreBounded(t *testing.T) {
 		items[i].p.Lanes[0] += wire.P
 	}
 	slices.Reverse(items)
+	// One at a time is held and let go when its contributions have come.
+	one := len(items[0].frame())
+	for _, i := range find(items, wire.TypeResult) {
+		one = max(one, len(items[i].frame()))
+	}
+	if r := checkWith(t, Options{Held: one}, pcap(items)); len(r.Violations) != 1 || len(r.Violations[0].Frame) != one {
+		t.Error(text(t, r))
+	}
 	r := checkWith(t, Options{Held: 1}, pcap(items))
 	if r.Verdict != Violated || len(r.Violations) != 1 || len(r.Violations[0].Frame) != 0 || !strings.Contains(text(t, r), "too many packets waited") {
 		t.Error(text(t, r))
