@@ -21,6 +21,7 @@ import (
 // realSwitch is a simple_switch_grpc without network interfaces.
 type realSwitch struct {
 	*session
+	*controller
 	ctx   context.Context
 	plane *dataplane.Client
 }
@@ -44,7 +45,7 @@ func startReal(t *testing.T, sc *scenario) *realSwitch {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { sw.Close() })
-	s := &realSwitch{ctx: ctx}
+	s := &realSwitch{ctx: ctx, controller: newController(sc)}
 	conn, err := grpc.NewClient(sw.GRPCAddr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -53,7 +54,7 @@ func startReal(t *testing.T, sc *scenario) *realSwitch {
 	if s.session, err = openSession(ctx, conn); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.write(ctx, sc.program()); err != nil {
+	if err := s.write(ctx, s.begin()); err != nil {
 		t.Fatal(err)
 	}
 	if s.plane, err = dataplane.Dial("unix:"+filepath.Join(dir, "plane"), 0); err != nil {
@@ -75,6 +76,9 @@ func (s *realSwitch) reasons() ([]int64, error) { return s.counter(s.ctx, "reaso
 
 func (s *realSwitch) send(in input) (outs []output, err error) {
 	var frames []dataplane.Frame
+	if in.change != nil {
+		return nil, s.write(s.ctx, s.change(in.change))
+	}
 	if in.port == cpuPort {
 		probe := dataplane.Frame{Port: worker(0).port, Bytes: arpFrame(worker(0), service, 1)}
 		frames, err = s.plane.Watch(s.ctx, probe, func() error {

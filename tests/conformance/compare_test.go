@@ -10,11 +10,8 @@ import (
 // programmed returns the targets that need no real switch, programmed with a scenario.
 func programmed(t *testing.T, sc *scenario) (*embedded, *model) {
 	t.Helper()
-	e, err := newEmbedded()
+	e, err := newEmbedded(sc)
 	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.program(sc.program()); err != nil {
 		t.Fatal(err)
 	}
 	m, err := newModel(sc)

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,56 +14,71 @@ import (
 
 // embedded is the engine's core with the compiled program: no sockets, one packet at a time.
 type embedded struct {
+	*controller
 	prog *engine.Program
 	clock
 }
 
-func newEmbedded() (*embedded, error) {
+func newEmbedded(sc *scenario) (*embedded, error) {
 	prog, err := engine.Load(p4.JSON, engine.Options{})
-	return &embedded{prog: prog}, err
+	if err != nil {
+		return nil, err
+	}
+	e := &embedded{controller: newController(sc), prog: prog}
+	return e, e.write(e.begin())
 }
 
 func (e *embedded) name() string { return "engine" }
 
-func (e *embedded) program(p program) error {
-	for _, g := range p.groups {
-		var replicas []engine.Replica
-		for _, r := range g.replicas {
-			replicas = append(replicas, engine.Replica{Port: r.port, Instance: r.instance})
-		}
-		if err := e.prog.AddGroup(g.id, replicas); err != nil {
-			return fmt.Errorf("add group %d: %w", g.id, err)
-		}
-	}
-	tables := e.prog.Tables()
-	for _, en := range p.entries {
-		i := slices.IndexFunc(tables, func(t *engine.Table) bool { return strings.HasSuffix(t.Name(), "."+en.table) })
-		if i < 0 {
-			return fmt.Errorf("entry %v: no such table", en)
-		}
-		t := tables[i]
-		entry := &engine.Entry{}
-		for i, k := range t.Keys() {
-			m := engine.Match{Value: fixed(en.key[i], k.Width)}
-			if k.Kind == engine.LPM {
-				m.Prefix = k.Width
+// write carries out what a controller writes.
+func (e *embedded) write(writes []write) error {
+	for _, w := range writes {
+		if w.group != nil {
+			var replicas []engine.Replica
+			for _, r := range w.group.replicas {
+				replicas = append(replicas, engine.Replica{Port: r.port, Instance: r.instance})
 			}
-			entry.Match = append(entry.Match, m)
+			if err := e.prog.AddGroup(w.group.id, replicas); err != nil {
+				return fmt.Errorf("add group %d: %w", w.group.id, err)
+			}
+			continue
 		}
-		actions := t.Actions()
-		i = slices.IndexFunc(actions, func(a *engine.Action) bool { return strings.HasSuffix(a.Name(), "."+en.action) })
-		if i < 0 {
-			return fmt.Errorf("entry %v: no such action", en)
+		table, entry, err := e.tableEntry(w.entry)
+		if err == nil {
+			err = []func(*engine.Entry) error{insert: table.Insert, modify: table.Modify, remove: table.Delete}[w.op](entry)
 		}
-		entry.Action = actions[i]
-		for i, p := range entry.Action.Params() {
-			entry.Args = append(entry.Args, fixed(en.params[i], p.Width))
-		}
-		if err := t.Insert(entry); err != nil {
-			return fmt.Errorf("entry %v: %w", en, err)
+		if err != nil {
+			return fmt.Errorf("entry %v: %w", w.entry, err)
 		}
 	}
 	return nil
+}
+
+func (e *embedded) tableEntry(en *entry) (*engine.Table, *engine.Entry, error) {
+	tables := e.prog.Tables()
+	i := slices.IndexFunc(tables, func(t *engine.Table) bool { return strings.HasSuffix(t.Name(), "."+en.table) })
+	if i < 0 {
+		return nil, nil, errors.New("no such table")
+	}
+	t := tables[i]
+	entry := &engine.Entry{}
+	for i, k := range t.Keys() {
+		m := engine.Match{Value: fixed(en.key[i], k.Width)}
+		if k.Kind == engine.LPM {
+			m.Prefix = k.Width
+		}
+		entry.Match = append(entry.Match, m)
+	}
+	actions := t.Actions()
+	i = slices.IndexFunc(actions, func(a *engine.Action) bool { return strings.HasSuffix(a.Name(), "."+en.action) })
+	if i < 0 {
+		return nil, nil, errors.New("no such action")
+	}
+	entry.Action = actions[i]
+	for i, p := range entry.Action.Params() {
+		entry.Args = append(entry.Args, fixed(en.params[i], p.Width))
+	}
+	return t, entry, nil
 }
 
 // fixed is a number in the bytes of a field of so many bits.
@@ -71,6 +87,9 @@ func fixed(v uint64, bits int) []byte {
 }
 
 func (e *embedded) send(in input) (outs []output, err error) {
+	if in.change != nil {
+		return nil, e.write(e.change(in.change))
+	}
 	frame := in.frame
 	if in.port == cpuPort {
 		frame = append(binary.BigEndian.AppendUint16(nil, in.egress), frame...)

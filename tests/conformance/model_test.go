@@ -19,23 +19,38 @@ type model struct {
 
 func newModel(s *scenario) (*model, error) {
 	m := &model{s: s, sw: agg.NewSwitch(slots)}
-	for _, pl := range s.plans {
-		members := map[uint8]agg.Member{}
-		for r, w := range pl.workers {
-			h := worker(w)
-			members[uint8(r)] = agg.Member{Port: h.port, Src: binary.BigEndian.Uint32(h.addr.IP[:])}
+	for i, pl := range s.plans {
+		if pl.later {
+			continue
 		}
-		var ports []uint16
-		for _, n := range pl.servers {
-			ports = append(ports, server(n).port)
-		}
-		err := m.sw.Install(agg.SwitchPlan{Job: pl.job, Epoch: pl.epoch, Ranks: pl.ranks(), Cohort: pl.cohort,
-			Servers: len(pl.servers), Base: pl.base, Pool: pl.pool, NextEpoch: pl.nextEpoch}, members, ports)
-		if err != nil {
+		if err := m.change(&change{op: "install", plan: i}); err != nil {
 			return nil, err
 		}
 	}
 	return m, nil
+}
+
+func (m *model) change(ch *change) error {
+	pl := &m.s.plans[ch.plan]
+	switch ch.op {
+	case "arm":
+		m.sw.Arm(pl.job, pl.epoch, ch.next)
+		return nil
+	case "remove":
+		m.sw.Remove(pl.job, pl.epoch)
+		return nil
+	}
+	members := map[uint8]agg.Member{}
+	for r, w := range pl.workers {
+		h := worker(w)
+		members[uint8(r)] = agg.Member{Port: h.port, Src: binary.BigEndian.Uint32(h.addr.IP[:])}
+	}
+	var ports []uint16
+	for _, n := range pl.servers {
+		ports = append(ports, server(n).port)
+	}
+	return m.sw.Install(agg.SwitchPlan{Job: pl.job, Epoch: pl.epoch, Ranks: pl.ranks(), Cohort: pl.cohort,
+		Servers: len(pl.servers), Base: pl.base, Pool: pl.pool, NextEpoch: pl.nextEpoch}, members, ports)
 }
 
 func (m *model) name() string { return "agg.Switch" }
@@ -43,6 +58,9 @@ func (m *model) name() string { return "agg.Switch" }
 func (m *model) reasons() ([]int64, error) { return m.counted[:], nil }
 
 func (m *model) send(in input) ([]output, error) {
+	if in.change != nil {
+		return nil, m.change(in.change)
+	}
 	now := m.tick()
 	if in.port == cpuPort {
 		return m.packetOut(in), nil

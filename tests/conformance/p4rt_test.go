@@ -56,28 +56,29 @@ func openSession(ctx context.Context, conn *grpc.ClientConn) (*session, error) {
 	return s, nil
 }
 
-// write inserts what a scenario programs.
-func (s *session) write(ctx context.Context, p program) error {
+// write carries out what a controller writes.
+func (s *session) write(ctx context.Context, writes []write) error {
 	var updates []*p4v1.Update
-	add := func(e *p4v1.Entity) {
-		updates = append(updates, &p4v1.Update{Type: p4v1.Update_INSERT, Entity: e})
-	}
-	for _, g := range p.groups {
-		m := &p4v1.MulticastGroupEntry{MulticastGroupId: uint32(g.id)}
-		for _, r := range g.replicas {
-			m.Replicas = append(m.Replicas, &p4v1.Replica{
-				PortKind: &p4v1.Replica_EgressPort{EgressPort: uint32(r.port)}, Instance: uint32(r.instance)})
+	for _, w := range writes {
+		typ := []p4v1.Update_Type{insert: p4v1.Update_INSERT, modify: p4v1.Update_MODIFY, remove: p4v1.Update_DELETE}[w.op]
+		entity := &p4v1.Entity{}
+		if w.group != nil {
+			m := &p4v1.MulticastGroupEntry{MulticastGroupId: uint32(w.group.id)}
+			for _, r := range w.group.replicas {
+				m.Replicas = append(m.Replicas, &p4v1.Replica{
+					PortKind: &p4v1.Replica_EgressPort{EgressPort: uint32(r.port)}, Instance: uint32(r.instance)})
+			}
+			entity.Entity = &p4v1.Entity_PacketReplicationEngineEntry{
+				PacketReplicationEngineEntry: &p4v1.PacketReplicationEngineEntry{
+					Type: &p4v1.PacketReplicationEngineEntry_MulticastGroupEntry{MulticastGroupEntry: m}}}
+		} else {
+			t, err := s.tableEntry(w.entry)
+			if err != nil {
+				return err
+			}
+			entity.Entity = &p4v1.Entity_TableEntry{TableEntry: t}
 		}
-		add(&p4v1.Entity{Entity: &p4v1.Entity_PacketReplicationEngineEntry{
-			PacketReplicationEngineEntry: &p4v1.PacketReplicationEngineEntry{
-				Type: &p4v1.PacketReplicationEngineEntry_MulticastGroupEntry{MulticastGroupEntry: m}}}})
-	}
-	for _, e := range p.entries {
-		t, err := s.tableEntry(e)
-		if err != nil {
-			return err
-		}
-		add(&p4v1.Entity{Entity: &p4v1.Entity_TableEntry{TableEntry: t}})
+		updates = append(updates, &p4v1.Update{Type: typ, Entity: entity})
 	}
 	_, err := s.client.Write(ctx, &p4v1.WriteRequest{ElectionId: electionID, Updates: updates})
 	if err != nil {
@@ -87,7 +88,7 @@ func (s *session) write(ctx context.Context, p program) error {
 }
 
 // tableEntry spells e in P4Runtime's terms. Key fields and parameters are in the program's order.
-func (s *session) tableEntry(e entry) (*p4v1.TableEntry, error) {
+func (s *session) tableEntry(e *entry) (*p4v1.TableEntry, error) {
 	ti := slices.IndexFunc(s.info.Tables, func(t *p4config.Table) bool { return t.Preamble.Alias == e.table })
 	ai := slices.IndexFunc(s.info.Actions, func(a *p4config.Action) bool { return a.Preamble.Alias == e.action })
 	if ti < 0 || ai < 0 {

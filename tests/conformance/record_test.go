@@ -27,8 +27,8 @@ const (
 )
 
 // A recording is what a real switch did with a trace, normal outputs only. It is kept as compressed text: lines
-// "key value" up to an empty one, then "> PORT FRAME" for an input, "> PORT:EGRESS FRAME" for a packet-out and
-// "< PORT FRAME" for each output of the input before.
+// "key value" up to an empty one, then "> PORT FRAME" for an input, "> PORT:EGRESS FRAME" for a packet-out,
+// "! OP PLAN NEXT" for a change of the plans, and "< PORT FRAME" for each output of the input before.
 type recording struct {
 	version string // of the switch
 	program string // SHA-256 of the compiled program that it ran
@@ -48,9 +48,12 @@ func (r *recording) encode() []byte {
 	w := bufio.NewWriter(z)
 	fmt.Fprintf(w, "switch %s\nprogram %s\n\n", r.version, r.program)
 	for i, in := range r.inputs {
-		if in.port == cpuPort {
+		switch {
+		case in.change != nil:
+			fmt.Fprintf(w, "! %s %d %d\n", in.change.op, in.change.plan, in.change.next)
+		case in.port == cpuPort:
 			fmt.Fprintf(w, "> %d:%d %x\n", in.port, in.egress, in.frame)
-		} else {
+		default:
 			fmt.Fprintf(w, "> %d %x\n", in.port, in.frame)
 		}
 		for _, o := range r.outputs[i] {
@@ -87,6 +90,12 @@ func decodeRecording(f io.Reader) (*recording, error) {
 		}
 	}
 	for line := range strings.Lines(body) {
+		c := new(change)
+		if n, _ := fmt.Sscanf(line, "! %s %d %d", &c.op, &c.plan, &c.next); n == 3 {
+			r.inputs = append(r.inputs, input{change: c})
+			r.outputs = append(r.outputs, nil)
+			continue
+		}
 		var port, egress uint16
 		fields := strings.Fields(line)
 		if len(fields) != 3 {
@@ -101,7 +110,7 @@ func decodeRecording(f io.Reader) (*recording, error) {
 		}
 		switch n := len(r.inputs); {
 		case fields[0] == ">":
-			r.inputs = append(r.inputs, input{port, egress, frame})
+			r.inputs = append(r.inputs, input{port: port, egress: egress, frame: frame})
 			r.outputs = append(r.outputs, nil)
 		case fields[0] == "<" && n > 0:
 			r.outputs[n-1] = append(r.outputs[n-1], output{port, frame})

@@ -1,7 +1,8 @@
 package conformance
 
 import (
-	"math/bits"
+	"fmt"
+	"slices"
 
 	"xagg/wire"
 )
@@ -12,12 +13,22 @@ const (
 	slots     = 4096
 )
 
-// input is a frame at a port, or for cpuPort a packet-out to the port egress.
+// input is a frame at a port, or for cpuPort a packet-out to the port egress, or a change of the plans.
 type input struct {
 	port   uint16
 	egress uint16
 	frame  []byte
+	change *change
 }
+
+// change is what a controller does to a plan while packets flow.
+type change struct {
+	op   string // "install", "remove" or "arm"
+	plan int    // index in the scenario
+	next uint16 // arm: the epoch to announce
+}
+
+func (c *change) String() string { return fmt.Sprintf("%s plan %d next %d", c.op, c.plan, c.next) }
 
 // output is a frame that a switch sent out of a port; cpuPort stands for a packet-in.
 type output struct {
@@ -25,11 +36,20 @@ type output struct {
 	frame []byte
 }
 
-// program is what a controller writes: entries whose keys and parameters are in the P4 program's order.
-type program struct {
-	groups  []group
-	entries []entry
+// write is an insertion, modification or deletion.
+type write struct {
+	op    writeOp
+	group *group // or
+	entry *entry
 }
+
+type writeOp int
+
+const (
+	insert writeOp = iota
+	modify
+	remove
+)
 
 type group struct {
 	id       uint16
@@ -38,6 +58,7 @@ type group struct {
 
 type replica struct{ port, instance uint16 }
 
+// entry has keys and parameters in the P4 program's order.
 type entry struct {
 	table  string
 	key    []uint64
@@ -77,7 +98,11 @@ type plan struct {
 	servers    []int
 	base, pool uint32
 	nextEpoch  uint16
+	later      bool // not installed at the beginning
 }
+
+// is reports whether q is the same epoch of the same job.
+func (p plan) is(q plan) bool { return p.job == q.job && p.epoch == q.epoch }
 
 func (p *plan) ranks() uint64 { return 1<<len(p.workers) - 1 }
 
@@ -87,6 +112,9 @@ type scenario struct {
 	workers, servers int
 	plans            []plan
 }
+
+// tracePorts are the ports that frames of traces come in at: those of hosts, and some of nobody's.
+var tracePorts = []uint16{1, 2, 3, 4, 5, 6, 7, 8, 65, 66, 67}
 
 var scenarios = []scenario{
 	{"switch", 3, 0, []plan{{job: 7, epoch: 1, workers: []int{0, 1, 2}, cohort: 7, base: 8, pool: 2}}},
@@ -101,64 +129,119 @@ var scenarios = []scenario{
 	{"two epochs", 3, 1, []plan{
 		{job: 5, epoch: 4, workers: []int{0, 1, 2}, cohort: 7, base: 8, pool: 2, nextEpoch: 5},
 		{job: 5, epoch: 5, workers: []int{0, 1, 2}, cohort: 5, servers: []int{0}, base: 12, pool: 2}}},
+	// One lease under changing plans: epochs of one job, the third in the first one's slots, then another job in them.
+	{"changes", 3, 1, []plan{
+		{job: 6, epoch: 1, workers: []int{0, 1, 2}, cohort: 7, base: 8, pool: 2},
+		{job: 6, epoch: 2, workers: []int{0, 1, 2}, cohort: 3, servers: []int{0}, base: 12, pool: 2, later: true},
+		{job: 6, epoch: 3, workers: []int{0, 1, 2}, cohort: 7, base: 8, pool: 2, later: true},
+		{job: 7, epoch: 1, workers: []int{2, 0}, cohort: 3, base: 8, pool: 4, later: true}}},
 }
 
-// program is the scenario as docs of package p4 say that a controller programs it.
-func (s *scenario) program() program {
-	var p program
-	add := func(table string, key []uint64, action string, params ...uint64) {
-		p.entries = append(p.entries, entry{table, key, action, params})
-	}
-	everyone := group{id: floodPort}
-	for _, h := range s.hosts() {
-		everyone.replicas = append(everyone.replicas, replica{h.port, 0})
-		add("ipv4", []uint64{num(h.addr.IP[:])}, "forward", uint64(h.port), num(h.addr.MAC[:]))
-	}
-	p.groups = append(p.groups, everyone)
-	add("arp", []uint64{num(service.IP[:])}, "arp_reply", num(service.MAC[:]))
+// A controller knows which plans of a scenario are installed, and what to write where. Package p4 documents the tables.
+type controller struct {
+	s         *scenario
+	installed []bool
+}
 
-	seen := map[uint16]bool{}
-	for i, pl := range s.plans {
-		job, epoch := uint64(pl.job), uint64(pl.epoch)
-		all, cohort := group{id: uint16(2 + 2*i)}, group{id: uint16(3 + 2*i)}
-		for r, w := range pl.workers {
-			h := worker(w)
-			bit := uint64(1) << r
-			// The instance names the rank of the plan.
-			instance := uint16(1 + i*wire.MaxRanks + r)
-			add("replica", []uint64{uint64(instance)}, "to_rank", num(h.addr.MAC[:]), num(h.addr.IP[:]), uint64(h.addr.Port))
+func newController(s *scenario) *controller {
+	return &controller{s, make([]bool, len(s.plans))}
+}
+
+func newEntry(table string, key []uint64, action string, params ...uint64) *entry {
+	return &entry{table, key, action, params}
+}
+
+// groups are the multicast groups of a plan: all ranks, and the cohort.
+func (c *controller) groups(i int) (all, cohort uint16) {
+	if all = uint16(2 + 2*i); c.s.plans[i].cohort != 0 {
+		cohort = all + 1
+	}
+	return all, cohort
+}
+
+// begin returns what is written before the first packet. Groups and replicas of all plans are there from the beginning.
+func (c *controller) begin() []write {
+	var w []write
+	add := func(e *entry) { w = append(w, write{entry: e}) }
+	everyone := &group{id: floodPort}
+	for _, h := range c.s.hosts() {
+		everyone.replicas = append(everyone.replicas, replica{h.port, 0})
+		add(newEntry("ipv4", []uint64{num(h.addr.IP[:])}, "forward", uint64(h.port), num(h.addr.MAC[:])))
+	}
+	w = append(w, write{group: everyone})
+	add(newEntry("arp", []uint64{num(service.IP[:])}, "arp_reply", num(service.MAC[:])))
+	for i, pl := range c.s.plans {
+		var all, cohort group
+		all.id, cohort.id = c.groups(i)
+		for r, n := range pl.workers {
+			h := worker(n)
+			instance := uint16(1 + i*wire.MaxRanks + r) // names the rank of the plan
+			add(newEntry("replica", []uint64{uint64(instance)}, "to_rank", num(h.addr.MAC[:]), num(h.addr.IP[:]), uint64(h.addr.Port)))
 			all.replicas = append(all.replicas, replica{h.port, instance})
-			key := []uint64{job, epoch, uint64(r)}
-			if pl.cohort&bit != 0 {
+			if pl.cohort>>r&1 != 0 {
 				cohort.replicas = append(cohort.replicas, replica{h.port, instance})
-				add("member", key, "summed", uint64(h.port), num(h.addr.IP[:]), bit, uint64(pl.base), uint64(2*pl.pool-1))
-			} else {
-				add("member", key, "steered", uint64(h.port), num(h.addr.IP[:]), bit)
 			}
 		}
-		p.groups = append(p.groups, all)
-		if pl.cohort == 0 {
-			cohort.id = 0
-		} else {
-			p.groups = append(p.groups, cohort)
+		w = append(w, write{group: &all})
+		if cohort.id != 0 {
+			w = append(w, write{group: &cohort})
 		}
-		if !seen[pl.job] {
-			seen[pl.job] = true
-			add("job", []uint64{job}, "known")
-		}
-		var final uint64
-		if bits.OnesCount64(pl.cohort) == len(pl.workers) {
-			final = 1
-		}
-		add("plan", []uint64{job, epoch}, "set_plan", pl.cohort, final, uint64(len(pl.servers)), uint64(all.id), uint64(pl.nextEpoch))
-		for n, sv := range pl.servers {
-			h := server(sv)
-			add("server", []uint64{job, epoch, uint64(n)}, "to_server", uint64(h.port), num(h.addr.MAC[:]), num(h.addr.IP[:]))
-			add("returning", []uint64{uint64(h.port), job, epoch}, "from_server",
-				num(service.MAC[:]), num(service.IP[:]), uint64(all.id), uint64(cohort.id))
+		if !pl.later {
+			w = append(w, c.change(&change{op: "install", plan: i})...)
 		}
 	}
-	return p
+	return w
+}
+
+// change returns what is written to change a plan, in an order that is safe while packets flow: what is asked first is
+// the last to come and the first to go.
+func (c *controller) change(ch *change) []write {
+	pl := &c.s.plans[ch.plan]
+	key := []uint64{uint64(pl.job), uint64(pl.epoch)}
+	all, cohort := c.groups(ch.plan)
+	set := func(next uint16) *entry {
+		var final uint64
+		if len(pl.servers) == 0 {
+			final = 1
+		}
+		return newEntry("plan", key, "set_plan", pl.cohort, final, uint64(len(pl.servers)), uint64(all), uint64(next))
+	}
+	if ch.op == "arm" {
+		return []write{{op: modify, entry: set(ch.next)}}
+	}
+	var w []write
+	add := func(table string, key []uint64, action string, params ...uint64) {
+		w = append(w, write{entry: newEntry(table, key, action, params...)})
+	}
+	for r, n := range pl.workers {
+		h, bit := worker(n), uint64(1)<<r
+		if key := append(key[:2:2], uint64(r)); pl.cohort&bit != 0 {
+			add("member", key, "summed", uint64(h.port), num(h.addr.IP[:]), bit, uint64(pl.base), uint64(2*pl.pool-1))
+		} else {
+			add("member", key, "steered", uint64(h.port), num(h.addr.IP[:]), bit)
+		}
+	}
+	for n, sv := range pl.servers {
+		h := server(sv)
+		add("server", append(key[:2:2], uint64(n)), "to_server", uint64(h.port), num(h.addr.MAC[:]), num(h.addr.IP[:]))
+		add("returning", append([]uint64{uint64(h.port)}, key...), "from_server", num(service.MAC[:]), num(service.IP[:]),
+			uint64(all), uint64(cohort))
+	}
+	w = append(w, write{entry: set(pl.nextEpoch)})
+	c.installed[ch.plan] = false
+	known := slices.ContainsFunc(c.s.plans, func(other plan) bool {
+		return other.job == pl.job && c.installed[slices.IndexFunc(c.s.plans, other.is)]
+	})
+	if !known {
+		add("job", key[:1], "known")
+	}
+	if c.installed[ch.plan] = ch.op == "install"; !c.installed[ch.plan] {
+		slices.Reverse(w)
+		for i := range w {
+			w[i].op = remove
+		}
+	}
+	return w
 }
 
 // hosts returns every host of the scenario.

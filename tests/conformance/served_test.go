@@ -21,6 +21,7 @@ import (
 // memory.
 type served struct {
 	*session
+	*controller
 	ctx    context.Context
 	engine *bmv2.Engine
 	hosts  []host
@@ -39,9 +40,9 @@ func startServed(t *testing.T, sc *scenario) *served {
 	t.Cleanup(func() { e.Close() })
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	t.Cleanup(cancel)
-	s := &served{ctx: ctx, engine: e, hosts: sc.hosts(), flushed: make(chan uint16, 16)}
-	for _, h := range s.hosts {
-		if err := e.Attach(h.port, func(frame []byte) { s.receive(h.port, frame) }); err != nil {
+	s := &served{ctx: ctx, controller: newController(sc), engine: e, hosts: sc.hosts(), flushed: make(chan uint16, 16)}
+	for _, port := range tracePorts {
+		if err := e.Attach(port, func(frame []byte) { s.receive(port, frame) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -56,7 +57,7 @@ func startServed(t *testing.T, sc *scenario) *served {
 	if s.session, err = openSession(ctx, conn); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.write(ctx, sc.program()); err != nil {
+	if err := s.write(ctx, s.begin()); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -85,6 +86,9 @@ func (s *served) receive(port uint16, frame []byte) {
 }
 
 func (s *served) send(in input) (outs []output, err error) {
+	if in.change != nil {
+		return nil, s.write(s.ctx, s.change(in.change))
+	}
 	if in.port == cpuPort {
 		if outs, err = s.packetOuts(in); err != nil {
 			return nil, err
@@ -92,12 +96,20 @@ func (s *served) send(in input) (outs []output, err error) {
 	} else if err := s.engine.Inject(in.port, in.frame); err != nil {
 		return nil, err
 	}
+	flushes := len(s.hosts)
 	for _, h := range s.hosts {
 		if err := s.engine.Inject(h.port, flush(h)); err != nil {
 			return nil, err
 		}
 	}
-	for range s.hosts {
+	// Nothing else leaves by a port without a host than an answer to what came in there.
+	if in.port != cpuPort && !slices.ContainsFunc(s.hosts, func(h host) bool { return h.port == in.port }) {
+		flushes++
+		if err := s.packetOut(in.port, flush(host{})); err != nil {
+			return nil, err
+		}
+	}
+	for range flushes {
 		select {
 		case <-s.flushed:
 		case <-s.ctx.Done():

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"xagg/wire"
 )
@@ -33,12 +34,17 @@ type tracer struct {
 	s    *scenario
 	head []uint32 // by plan: the seq that its workers have come to
 	late []input  // contributions to be sent again later
+	live []int    // plans that are installed
+	step int      // of the changes
 }
 
 // trace returns n inputs for the scenario.
 func (s *scenario) trace(seed uint64, n int) []input {
 	t := &tracer{Rand: rand.New(rand.NewPCG(seed, 0)), s: s}
-	for range s.plans {
+	for i, pl := range s.plans {
+		if !pl.later {
+			t.live = append(t.live, i)
+		}
 		// Some traces cross the end of the numbers.
 		t.head = append(t.head, []uint32{0, 1000, math.MaxUint32 - 10, math.MaxInt32 - 10}[t.IntN(4)])
 	}
@@ -50,6 +56,9 @@ func (s *scenario) trace(seed uint64, n int) []input {
 }
 
 func (t *tracer) next() input {
+	if len(t.live) < len(t.s.plans) && t.IntN(20) == 0 {
+		return input{change: t.change()}
+	}
 	switch n := t.IntN(100); {
 	case n < 50:
 		return t.contribution()
@@ -117,8 +126,38 @@ func (t *tracer) fill(lanes []int32) {
 	}
 }
 
+// change is the next step of a controller that goes through the plans in their order, again and again.
+func (t *tracer) change() *change {
+	from, n := t.step/3, len(t.s.plans)
+	old, new := from%n, (from+1)%n
+	sameJob := t.s.plans[old].job == t.s.plans[new].job
+	if sameJob && t.step%3 == 0 { // the new one beside the old one
+		t.step++
+		t.live = append(t.live, new)
+		return &change{op: "install", plan: new}
+	}
+	if sameJob && t.step%3 == 1 {
+		t.step++
+		return &change{op: "arm", plan: old, next: t.s.plans[new].epoch}
+	}
+	if i := slices.Index(t.live, old); i >= 0 {
+		t.live = slices.Delete(t.live, i, i+1)
+		if sameJob {
+			t.step++
+		}
+		return &change{op: "remove", plan: old}
+	}
+	t.step += 3 // another job: the old one had to go first
+	t.live = append(t.live, new)
+	return &change{op: "install", plan: new}
+}
+
+// plan chooses a plan, now and then one that is not installed.
 func (t *tracer) plan() (int, *plan) {
 	i := t.IntN(len(t.s.plans))
+	if len(t.live) > 0 && t.IntN(8) != 0 {
+		i = t.live[t.IntN(len(t.live))]
+	}
 	return i, &t.s.plans[i]
 }
 
