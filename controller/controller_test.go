@@ -8,12 +8,14 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -385,17 +387,22 @@ func TestJobFromCreateToRemove(t *testing.T) {
 }
 
 func TestStatus(t *testing.T) {
-	r := newRoom(t, testConfig(), func(r *room) {
-		program, _, _ := loadProgram()
-		_ = program
-	})
+	r := newRoom(t, testConfig(), nil)
 	r.ready()
+	cells := make([]p4rt.Count, 64)
+	cells[wire.ReasonDuplicate].Packets = 5
+	r.sw.SetCounter(counterReasons, cells)
+	r.sw.SetCounter(counterSent, []p4rt.Count{wire.TypeResult: {Packets: 9}})
 	reply, err := r.client.Status(r.context(), &api.StatusRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !reply.Switch.Ready || reply.Switch.Slots != 4096 || reply.Switch.SlotsFree != 4096 {
 		t.Errorf("switch: %v", reply.Switch)
+	}
+	if reply.Switch.Reasons["duplicate"] != 5 || len(reply.Switch.Reasons) != wire.NumReasons ||
+		!maps.Equal(reply.Switch.Sent, map[string]uint64{"PARTIAL": 0, "RESULT": 9, "WAIT": 0, "NACK": 0}) {
+		t.Errorf("switch counters: %v", reply.Switch)
 	}
 	if len(reply.Servers) != 2 || !reply.Servers[0].Ready || reply.Servers[0].Reasons["summed"] != 7 || reply.Servers[1].Info.Slots != 1000 {
 		t.Errorf("servers: %v", reply.Servers)
@@ -412,5 +419,481 @@ func TestStatus(t *testing.T) {
 	err = r.c.Ready(ctx)
 	if err == nil || !errors.Is(err, errNotReady) || !strings.Contains(err.Error(), "switch s1") || !strings.Contains(err.Error(), "server s1") {
 		t.Errorf("Ready: %v", err)
+	}
+}
+
+func TestJoinRefuses(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	r.create("train", 4, nil)
+	k := r.join("train", 1, "d")
+	r.until("rank 1 has joined", func() bool { return r.job("train").Joined == 0b10 })
+	for _, tt := range []struct {
+		req  *api.JoinRequest
+		code codes.Code
+		want string
+	}{
+		{&api.JoinRequest{Job: "other", Ip: "10.77.0.1", UdpPort: 1}, codes.NotFound, `there is no job "other"`},
+		{&api.JoinRequest{Job: "train", Rank: 4, Ip: "10.77.0.1", UdpPort: 1}, codes.InvalidArgument, `rank: 4 is beyond the ranks 0..3 of job "train"`},
+		{&api.JoinRequest{Job: "train", Rank: 0, Ip: "10.77.0.9", UdpPort: 1}, codes.InvalidArgument, "ip: 10.77.0.9 is none of the controller's hosts"},
+		{&api.JoinRequest{Job: "train", Rank: 0, Ip: "w0", UdpPort: 1}, codes.InvalidArgument, `ip: "w0" is not an address`},
+		{&api.JoinRequest{Job: "train", Rank: 0, Ip: "10.77.0.1"}, codes.InvalidArgument, "udp_port: 0 is outside 1..65535"},
+		{&api.JoinRequest{Job: "train", Rank: 0, Ip: "10.77.0.1", UdpPort: 65536}, codes.InvalidArgument, "udp_port: 65536 is outside 1..65535"},
+		{&api.JoinRequest{Job: "train", Rank: 1, Ip: "10.77.0.1", UdpPort: 1}, codes.FailedPrecondition, `rank 1 of job "train" has joined already`},
+		{&api.JoinRequest{Job: "train", Rank: 0, Ip: "10.77.0.2", UdpPort: wire.Port}, codes.FailedPrecondition, "rank 0 needs another port"},
+	} {
+		stream, err := r.client.Join(r.context(), tt.req)
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%v\ngot  %v\nwant %s: %s", tt.req, err, tt.code, tt.want)
+		}
+	}
+	for _, tt := range []struct {
+		req  *api.LeaveRequest
+		code codes.Code
+	}{
+		{&api.LeaveRequest{Job: "other"}, codes.NotFound},
+		{&api.LeaveRequest{Job: "train", Rank: 4}, codes.InvalidArgument},
+		{&api.LeaveRequest{Job: "train", Rank: 1}, codes.FailedPrecondition}, // not begun
+	} {
+		if _, err := r.client.Leave(r.context(), tt.req); status.Code(err) != tt.code {
+			t.Errorf("leave %v: %v, want %s", tt.req, err, tt.code)
+		}
+	}
+	k.cancel()
+	r.until("rank 1's seat is free again", func() bool { return r.job("train").Joined == 0 })
+}
+
+func TestCreateJobRefuses(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	r.create("train", 4, nil)
+	for _, tt := range []struct {
+		req  *api.CreateJobRequest
+		code codes.Code
+		want string
+	}{
+		{&api.CreateJobRequest{Name: "train", Ranks: 4, MaxElems: 1}, codes.AlreadyExists, `job "train" exists`},
+		{&api.CreateJobRequest{Name: "b", Ranks: 65, MaxElems: 1}, codes.InvalidArgument, "ranks: 65 is outside 1..64"},
+		{&api.CreateJobRequest{Name: "b", Ranks: 4}, codes.InvalidArgument, "max_elems: is missing"},
+		{&api.CreateJobRequest{Name: "b", Ranks: 4, MaxElems: 1, Policy: &api.Policy{Rule: "adaptive"}}, codes.InvalidArgument, `policy.rule: "adaptive" is not a rule`},
+		{&api.CreateJobRequest{Name: "b", Ranks: 2, MaxElems: 1, Policy: hybridPolicy()}, codes.InvalidArgument, "steer[0]: rank 3 is beyond the job's ranks 0..1"},
+		{&api.CreateJobRequest{Name: "b", Ranks: 4, MaxElems: 1, Policy: &api.Policy{Pool: 1024}}, codes.ResourceExhausted,
+			"a pool of 1024 needs 4096 slots and 3968 are free"},
+		// The server's own words: 2 rounds of 501 chunks in 1000 slots.
+		{&api.CreateJobRequest{Name: "b", Ranks: 4, MaxElems: 501 * 256, Policy: hybridPolicy()}, codes.ResourceExhausted,
+			"install plan of job"},
+	} {
+		_, err := r.client.CreateJob(r.context(), tt.req)
+		if status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%v\ngot  %v\nwant %s: %s", tt.req, err, tt.code, tt.want)
+		}
+	}
+	for name, a := range r.agents {
+		if keys := a.planKeys(); len(keys) != 0 {
+			t.Errorf("server %s keeps %v of refused jobs", name, keys)
+		}
+	}
+	reply, err := r.client.Status(r.context(), &api.StatusRequest{})
+	if err != nil || len(reply.Jobs) != 1 || reply.Switch.SlotsFree != 4096-128 {
+		t.Errorf("after the refusals: %v, %v", reply, err)
+	}
+}
+
+// TestDigestsDiffer names the odd rank, and a second try works.
+func TestDigestsDiffer(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	first := r.create("train", 3, nil)
+	ranks := []*rank{r.join("train", 0, "a"), r.join("train", 1, "a"), r.join("train", 2, "b")}
+	for _, k := range ranks {
+		if a := k.aborted(); !slices.Equal(a.Ranks, []uint32{2}) || !strings.Contains(a.Reason, `rank 2 has "b", the others have "a"`) {
+			t.Errorf("rank %d: %v", k.n, a)
+		}
+	}
+	if j := r.job("train"); j.State != "aborted" || !strings.Contains(j.Error, "rank 2") {
+		t.Errorf("job: %v", j)
+	}
+	_, ready := r.joinAll("train", 3)
+	if ready.Job == first.Id {
+		t.Error("the second incarnation has the first one's id")
+	}
+}
+
+// TestWorkerDies ends a running job for the others, who learn whose fault it is; then the job runs anew.
+func TestWorkerDies(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	r.create("train", 4, hybridPolicy())
+	ranks, first := r.joinAll("train", 4)
+	left := make(chan error, 1)
+	go func() { left <- ranks[0].leave() }()
+	r.until("rank 0 has left", func() bool { return r.job("train").Left == 1 })
+	ranks[2].cancel()
+	for _, k := range []*rank{ranks[1], ranks[3]} {
+		if a := k.aborted(); !slices.Equal(a.Ranks, []uint32{2}) || a.Reason != "rank 2 on host w2 went away without leaving" {
+			t.Errorf("rank %d: %v", k.n, a)
+		}
+	}
+	if err := <-left; status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "rank 2") {
+		t.Errorf("leave: %v", err)
+	}
+
+	// A new incarnation: a fresh id, and nothing of the old one is left.
+	again, second := r.joinAll("train", 4)
+	if second.Job == first.Job {
+		t.Errorf("both incarnations have the id %d", first.Job)
+	}
+	old := fmt.Sprintf("hdr.x.job=%d", first.Job)
+	for key := range r.sw.Entities() {
+		if strings.Contains(key, old+" ") || strings.Contains(key, old+"]") {
+			t.Errorf("the switch still has %s", key)
+		}
+	}
+	for name, a := range r.agents {
+		if keys := a.planKeys(); !slices.Equal(keys, []planKey{{name, uint16(second.Job), 1}}) {
+			t.Errorf("server %s has %v", name, keys)
+		}
+	}
+
+	// The end of a job by its removal.
+	if _, err := r.client.RemoveJob(r.context(), &api.RemoveJobRequest{Name: "train"}); err != nil {
+		t.Fatal(err)
+	}
+	if a := again[1].aborted(); a.Reason != "the job was removed" || len(a.Ranks) != 0 {
+		t.Errorf("got %v", a)
+	}
+}
+
+// TestFinishedJobRunsAgain: static jobs need no removal between two runs.
+func TestFinishedJobRunsAgain(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	r.create("train", 2, nil)
+	seen := make(map[uint32]bool)
+	for range 3 {
+		ranks, ready := r.joinAll("train", 2)
+		if seen[ready.Job] {
+			t.Errorf("id %d again", ready.Job)
+		}
+		seen[ready.Job] = true
+		var wg sync.WaitGroup
+		for _, k := range ranks {
+			wg.Go(func() {
+				if err := k.leave(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// TestStaticJobs runs three configured jobs at once, in all modes.
+func TestStaticJobs(t *testing.T) {
+	cfg := testConfig()
+	cfg.Policy = hybrid
+	cfg.Jobs = []JobSpec{
+		{Name: "a", Ranks: 4, MaxElems: 300},
+		{Name: "b", Ranks: 2, MaxElems: 300, Policy: &policy.Static{}},
+		{Name: "c", Ranks: 3, MaxElems: 300, Policy: &policy.Static{Mode: policy.ModeServer, Servers: []string{"s1"}}},
+	}
+	r := newRoom(t, cfg, nil)
+	r.ready()
+	if got := len(r.agents["s0"].planKeys()); got != 1 {
+		t.Errorf("server s0 has %d plans, want 1", got)
+	}
+	if got := len(r.agents["s1"].planKeys()); got != 2 {
+		t.Errorf("server s1 has %d plans, want 2", got)
+	}
+	var wg sync.WaitGroup
+	for _, spec := range cfg.Jobs {
+		wg.Go(func() {
+			ranks, _ := r.joinAll(spec.Name, uint32(spec.Ranks))
+			var leaving sync.WaitGroup
+			for _, k := range ranks {
+				leaving.Go(func() {
+					if err := k.leave(); err != nil {
+						t.Errorf("job %s: %v", spec.Name, err)
+					}
+				})
+			}
+			leaving.Wait()
+		})
+	}
+	wg.Wait()
+	rids := make(map[string]bool)
+	for _, e := range r.sw.Entities() {
+		if entry, ok := e.(p4rt.Entry); ok && entry.Table == tableReplica {
+			rids[entry.Key()] = true
+		}
+	}
+	if len(rids) != 4+2+3 {
+		t.Errorf("%d replica numbers, want 9", len(rids))
+	}
+
+	cfg.Jobs[1].Policy = &policy.Static{Pool: 2048}
+	if _, err := New(cfg); err == nil || err.Error() != `plan job "b": jobs[1]: a pool of 2048 needs 8192 slots and 4032 are free; choose a smaller pool or remove a job` {
+		t.Errorf("a configured job that does not fit: %v", err)
+	}
+}
+
+// TestInstallFailsAtEachUpdate has the switch refuse each update of an installation in turn: the workers are told, what
+// is there is consistent, and the next try works.
+func TestInstallFailsAtEachUpdate(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	base := r.sw.Entities()
+	r.create("train", 4, hybridPolicy())
+	var mu sync.Mutex
+	fail, n := 0, 0
+	r.sw.OnUpdate = func(u p4rt.Update) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if u.Op == p4rt.Delete {
+			return nil
+		}
+		n++
+		if n == fail {
+			return status.Error(codes.Unknown, "no")
+		}
+		return nil
+	}
+	const updates = 16
+	for k := 1; k <= updates; k++ {
+		mu.Lock()
+		fail, n = k, 0
+		mu.Unlock()
+		var ranks []*rank
+		for i := range uint32(4) {
+			ranks = append(ranks, r.join("train", i, "d"))
+		}
+		for _, k2 := range ranks {
+			if a := k2.aborted(); !strings.Contains(a.Reason, "the job cannot be installed: install ") || !strings.Contains(a.Reason, ": Unknown (no)") {
+				t.Errorf("update %d: %s", k, a.Reason)
+			}
+		}
+		w := &world{r.sw.Entities(), make(map[planKey]serverPlan)}
+		for _, a := range r.agents {
+			for _, key := range a.planKeys() {
+				w.plans[key] = serverPlan{}
+			}
+		}
+		r.c.mu.Lock()
+		err := w.consistent(&r.c.intent, r.c.intent.jobs["train"])
+		r.c.mu.Unlock()
+		if err != nil {
+			t.Errorf("update %d refused: %v", k, err)
+		}
+	}
+	mu.Lock()
+	fail = 0
+	mu.Unlock()
+	r.joinAll("train", 4)
+	if got := len(r.sw.Entities()) - len(base); got != updates {
+		t.Errorf("%d entities of the job, want %d", got, updates)
+	}
+}
+
+// TestSwitchRestarts: an empty switch is programmed anew, running jobs included.
+func TestSwitchRestarts(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	r.create("train", 4, hybridPolicy())
+	r.joinAll("train", 4)
+	want := r.sw.Entities()
+	r.sw.Stop()
+	r.until("the switch is missed", func() bool {
+		reply, err := r.client.Status(r.context(), &api.StatusRequest{})
+		return err == nil && !reply.Switch.Ready
+	})
+	r.create("later", 2, nil) // needs no switch before its ranks join
+	later := []*rank{r.join("later", 0, "d"), r.join("later", 1, "d")}
+	r.until("the later job waits", func() bool { return r.job("later").State == "installing" && r.job("later").Error != "" })
+	r.sw.Start()
+	r.ready()
+	for _, k := range later {
+		k.ready()
+	}
+	if got := r.sw.Pushes(); got != 2 {
+		t.Errorf("%d pushes, want 2", got)
+	}
+	got := r.sw.Entities()
+	for key, e := range want {
+		if !p4rt.Equal(got[key], e) {
+			t.Errorf("after the restart %s is %v, want %v", key, got[key], e)
+		}
+	}
+	if n := len(got) - len(want); n != 7 { // job, plan, 2 members, 2 replicas, the group of all
+		t.Errorf("%d entities of the later job, want 7", n)
+	}
+	if j := r.job("train"); j.State != "running" {
+		t.Errorf("job is %s", j.State)
+	}
+}
+
+// TestServerRestarts: an agent that comes back empty gets its plans again, one that was there all the time keeps them,
+// and what was removed meanwhile is removed.
+func TestServerRestarts(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	job := r.create("train", 4, hybridPolicy())
+	gone := r.create("gone", 4, &api.Policy{Mode: "server", Servers: []string{"s0"}})
+	s0 := r.agents["s0"]
+	s0.stop()
+	r.until("the server is missed", func() bool {
+		reply, err := r.client.Status(r.context(), &api.StatusRequest{})
+		return err == nil && !reply.Servers[0].Ready
+	})
+	if _, err := r.client.CreateJob(r.context(), &api.CreateJobRequest{Name: "new", Ranks: 4, MaxElems: 1, Policy: hybridPolicy()}); status.Code(err) != codes.Unavailable ||
+		!strings.Contains(err.Error(), "server s0 with its agent at s0:1 is not ready: ") {
+		t.Errorf("create with a server that is gone: %v", err)
+	}
+	if _, err := r.client.RemoveJob(r.context(), &api.RemoveJobRequest{Name: "gone"}); err != nil {
+		t.Errorf("remove while the server is gone: %v", err)
+	}
+	s0.mu.Lock()
+	s0.calls = nil
+	s0.mu.Unlock()
+	s0.start()
+	r.ready()
+	if keys := s0.planKeys(); !slices.Equal(keys, []planKey{{"s0", uint16(job.Id), 1}}) {
+		t.Errorf("server s0 has %v", keys)
+	}
+	s0.mu.Lock()
+	defer s0.mu.Unlock()
+	if want := fmt.Sprintf("remove job %d epoch 1", gone.Id); !slices.Contains(s0.calls, want) {
+		t.Errorf("calls %q lack %q", s0.calls, want)
+	}
+	if slices.Contains(s0.calls, "remove job 0 epoch 0") {
+		t.Error("a server that comes back is wiped, which would lose what it has summed")
+	}
+}
+
+// TestBeginsFromNothing: what an earlier controller left on switch and servers is gone.
+func TestBeginsFromNothing(t *testing.T) {
+	cfg := testConfig()
+	r := newRoom(t, cfg, func(r *room) {
+		program, _, err := loadProgram()
+		if err != nil {
+			t.Fatal(err)
+		}
+		old := p4rt.Target{Dial: r.sw.Dial, Election: p4rt.ElectionID{Low: 1}}
+		err = p4rt.Run(t.Context(), old, program, func(ctx context.Context, s *p4rt.Session) error {
+			in := newIntent(t, cfg)
+			j, err := in.create(JobSpec{Name: "old", Ranks: 4, MaxElems: 1, Policy: &hybrid})
+			if err != nil {
+				return err
+			}
+			in.joinAll(j)
+			for _, step := range diff(newObjects(), desiredJob(in, j)) {
+				if err := s.Upsert(ctx, step.entities...); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.sw.Log()
+		r.agents["s0"].plans[planKey{"s0", 9, 1}] = &api.ServerPlan{Job: 9, Epoch: 1, Chunks: 1000, Rounds: 1}
+	})
+	r.ready()
+	if got := r.sw.Entities(); !maps.EqualFunc(got, entitiesOf(desiredBase(&cfg)), p4rt.Equal) {
+		t.Errorf("the switch has %v", got)
+	}
+	if got := r.sw.Pushes(); got != 1 {
+		t.Errorf("%d pushes: the program was there already", got)
+	}
+	if first := r.sw.Log()[0]; !strings.HasPrefix(first, "delete "+tableJob) {
+		t.Errorf("the wipe begins with %s", first)
+	}
+	if keys := r.agents["s0"].planKeys(); len(keys) != 0 {
+		t.Errorf("server s0 has %v", keys)
+	}
+}
+
+func entitiesOf(o objects) map[string]p4rt.Entity {
+	out := make(map[string]p4rt.Entity)
+	for key, e := range o.entities {
+		out[key] = e.entity
+	}
+	return out
+}
+
+// TestReadSlot asks for several slots at once and gets each its own.
+func TestReadSlot(t *testing.T) {
+	r := newRoom(t, testConfig(), func(r *room) {
+		r.sw.OnPacketOut = func(out *p4v1.PacketOut) []*p4v1.PacketIn {
+			var p wire.Packet
+			src, dst, err := wire.ParseFrame(out.Payload, &p)
+			if err != nil || p.Type != wire.TypeCtrl {
+				t.Errorf("packet-out: %v, %v", p.Type, err)
+				return nil
+			}
+			if p.Seq == 13 {
+				return nil // as beyond the slots
+			}
+			p.Job, p.Elems, p.Lanes[0] = uint16(1000+p.Seq), 7, int32(p.Seq)
+			return []*p4v1.PacketIn{
+				{Payload: []byte("noise")},
+				{Payload: wire.AppendFrame(nil, src, dst, &p, false), Metadata: []*p4v1.PacketMetadata{{MetadataId: 1, Value: []byte{0}}}},
+			}
+		}
+	})
+	r.ready()
+	var wg sync.WaitGroup
+	for i := range uint32(10) {
+		wg.Go(func() {
+			p, err := r.c.ReadSlot(r.context(), i, 2)
+			if err != nil || p.Job != uint16(1000+i) || p.Seq != i || p.Blocks != 2 || p.Lanes[0] != int32(i) {
+				t.Errorf("slot %d: %+v, %v", i, p.Header, err)
+			}
+		})
+	}
+	wg.Wait()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := r.c.ReadSlot(ctx, 13, 0); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("no answer: %v", err)
+	}
+	for _, bad := range []struct {
+		index  uint32
+		blocks uint8
+	}{{4096, 0}, {0, 5}} {
+		if _, err := r.c.ReadSlot(t.Context(), bad.index, bad.blocks); err == nil {
+			t.Errorf("%+v is read", bad)
+		}
+	}
+}
+
+func TestListen(t *testing.T) {
+	dir := t.TempDir()
+	address := "unix:" + dir + "/s"
+	first, err := Listen(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(address); err == nil || !strings.Contains(err.Error(), "another process answers there") {
+		t.Errorf("in use: %v", err)
+	}
+	first.(*net.UnixListener).SetUnlinkOnClose(false) // as when its process is killed
+	first.Close()
+	second, err := Listen(address)
+	if err != nil {
+		t.Fatalf("a dead process's socket: %v", err)
+	}
+	second.Close()
+	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen("unix:" + dir + "/file"); err == nil {
+		t.Error("a file is replaced")
+	}
+	if _, err := Listen("nowhere"); err == nil {
+		t.Error("an address without port is taken")
 	}
 }

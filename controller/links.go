@@ -27,7 +27,11 @@ const (
 // errNotReady is wrapped by errors about a device that cannot be reached now.
 var errNotReady = errors.New("not ready")
 
-var errNotTried = errors.New("no connection has been made yet")
+// Reasons for not being ready.
+var (
+	errNotTried    = errors.New("no connection has been made yet")
+	errProgramming = errors.New("it is being programmed")
+)
 
 // links are the connections to the devices.
 type links struct {
@@ -49,9 +53,10 @@ type switchLink struct {
 type agentLink struct {
 	server Server
 	client api.AgentClient // nil: no connection
+	ready  bool            // what is wanted there has been installed
 	wiped  bool            // what an earlier controller left there was removed
 	info   *api.ServerInfo // as of the last connection
-	err    error           // why there is no client
+	err    error           // why it is not ready
 }
 
 func (l *links) init(cfg *Config) {
@@ -119,7 +124,7 @@ func (l *links) unready() error {
 		errs = append(errs, l.sw.notReady())
 	}
 	for _, name := range l.order {
-		if a := l.agents[name]; a.client == nil {
+		if a := l.agents[name]; !a.ready {
 			errs = append(errs, a.notReady())
 		}
 	}
@@ -196,7 +201,7 @@ func (c *Controller) takeSwitch(ctx context.Context, session *p4rt.Session) erro
 	if err := session.Wipe(wipe, wipeOrder...); err != nil {
 		return err
 	}
-	c.links.update(func() { c.links.sw.session = session })
+	c.links.update(func() { c.links.sw.session, c.links.sw.err = session, errProgramming })
 	return nil
 }
 
@@ -223,7 +228,7 @@ func (c *Controller) keepAgent(ctx context.Context, s Server) {
 		}
 		c.links.update(func() {
 			a := c.links.agents[s.Name]
-			a.client, a.err = nil, err
+			a.client, a.ready, a.err = nil, false, err
 		})
 		if err.Error() != last {
 			log.Warn("no connection with the server's agent", "err", err)
@@ -253,6 +258,7 @@ func (c *Controller) holdAgent(ctx context.Context, s Server) error {
 	if err := c.applyAll(ctx); err != nil {
 		c.log.Warn("switch is not programmed", "err", err) // its own session takes care of that
 	}
+	c.links.update(func() { c.links.agents[s.Name].ready, c.links.agents[s.Name].err = true, nil })
 	for {
 		wait, cancel := context.WithTimeout(ctx, probeInterval)
 		gone := conn.WaitForStateChange(wait, connectivity.Ready)
@@ -306,6 +312,6 @@ func (c *Controller) takeAgent(ctx context.Context, s Server, client api.AgentCl
 			}
 		}
 	}
-	c.links.update(func() { link.client, link.info, link.err = client, info, nil })
+	c.links.update(func() { link.client, link.info, link.err = client, info, errProgramming })
 	return info, nil
 }

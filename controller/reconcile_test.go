@@ -330,7 +330,7 @@ func (w *world) consistent(in *intent, j *job) error {
 	}
 	for _, e := range w.entities {
 		g, ok := e.(p4rt.Group)
-		if !ok {
+		if !ok || g.ID == floodGroup {
 			continue
 		}
 		for _, r := range g.Replicas {

@@ -420,8 +420,8 @@ func (l *links) status() *api.StatusReply {
 	}
 	for _, name := range l.order {
 		a := l.agents[name]
-		s := &api.ServerStatus{Name: name, Address: a.server.Agent, Ready: a.client != nil, Info: a.info}
-		if a.client == nil {
+		s := &api.ServerStatus{Name: name, Address: a.server.Agent, Ready: a.ready, Info: a.info}
+		if !a.ready {
 			s.Error = a.err.Error()
 		}
 		reply.Servers = append(reply.Servers, s)

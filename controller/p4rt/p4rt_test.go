@@ -543,7 +543,7 @@ func TestPackets(t *testing.T) {
 
 func TestCounters(t *testing.T) {
 	s := p4rttest.New(t, newProgram(t))
-	s.SetCounter(0x12000001, []p4rt.Count{{1, 10}, {2, 20}, {3, 30}, {4, 40}})
+	s.SetCounter("I.reasons", []p4rt.Count{{1, 10}, {2, 20}, {3, 30}, {4, 40}})
 	session(t, s, func(ctx context.Context, sess *p4rt.Session) {
 		got, err := sess.Counter(ctx, "I.reasons")
 		if err != nil || fmt.Sprint(got) != "[{1 10} {2 20} {3 30} {4 40}]" {

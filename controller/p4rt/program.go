@@ -218,6 +218,16 @@ func (p *Program) CounterSize(name string) (int, bool) {
 	return int(c.GetSize()), ok
 }
 
+// CounterName returns the name of an indirect counter.
+func (p *Program) CounterName(id uint32) (string, bool) {
+	for name, c := range p.counters {
+		if c.GetPreamble().GetId() == id {
+			return name, true
+		}
+	}
+	return "", false
+}
+
 // Contract is what a controller needs of a program.
 type Contract struct {
 	Tables   []TableContract

@@ -46,7 +46,7 @@ type Server struct {
 	pushes   int
 	entities map[string]p4rt.Entity // what P4Runtime knows
 	copies   map[uint32]int         // what the switch has of each multicast group
-	counters map[uint32][]p4rt.Count
+	counters map[string][]p4rt.Count
 	log      []string
 	streams  map[*stream]struct{}
 	changed  *sync.Cond
@@ -66,7 +66,7 @@ func New(tb testing.TB, program *p4rt.Program) *Server {
 		lis:      bufconn.Listen(1 << 20),
 		entities: make(map[string]p4rt.Entity),
 		copies:   make(map[uint32]int),
-		counters: make(map[uint32][]p4rt.Count),
+		counters: make(map[string][]p4rt.Count),
 		streams:  make(map[*stream]struct{}),
 	}
 	s.changed = sync.NewCond(&s.mu)
@@ -138,11 +138,11 @@ func (s *Server) Log() []string {
 	return log
 }
 
-// SetCounter sets the cells of an indirect counter by its id.
-func (s *Server) SetCounter(id uint32, cells []p4rt.Count) {
+// SetCounter sets the cells of an indirect counter; those that are not given are not answered.
+func (s *Server) SetCounter(name string, cells []p4rt.Count) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.counters[id] = cells
+	s.counters[name] = cells
 }
 
 // StreamChannel implements P4Runtime.
@@ -382,7 +382,8 @@ func (s *Server) Read(req *p4v1.ReadRequest, srv p4v1.P4Runtime_ReadServer) erro
 				}
 			}
 		case *p4v1.Entity_CounterEntry:
-			for i, c := range s.counters[want.CounterEntry.GetCounterId()] {
+			name, _ := s.program.CounterName(want.CounterEntry.GetCounterId())
+			for i, c := range s.counters[name] {
 				reply.Entities = append(reply.Entities, &p4v1.Entity{Entity: &p4v1.Entity_CounterEntry{
 					CounterEntry: &p4v1.CounterEntry{
 						CounterId: want.CounterEntry.GetCounterId(),
