@@ -420,38 +420,41 @@ func (e *explorer) toWorkers(s *smallState, p *wire.Packet, ranks uint64) {
 }
 
 func TestEverySchedule(t *testing.T) {
-	jobs := []struct {
+	tests := []struct {
 		name string
-		smallJob
+		job  smallJob
+		long bool // in time
 	}{
-		{"switch", smallJob{ranks: 2, cohort: 3}},
-		{"server", smallJob{ranks: 2, servers: 2}},
-		{"hybrid", smallJob{ranks: 2, cohort: 1, servers: 2}},
-		{"partial", smallJob{ranks: 2, cohort: 3, servers: 1}}, // the switch sums all, a server finalizes
-		{"hybrid of 3", smallJob{ranks: 3, cohort: 3, servers: 1}},
+		{"switch/pool 1/4 chunks", smallJob{ranks: 2, cohort: 3, pool: 1, rounds: []uint32{4}}, false},
+		{"switch/pool 1/2 rounds of 2", smallJob{ranks: 2, cohort: 3, pool: 1, rounds: []uint32{2, 2}}, false},
+		{"switch/pool 1/4 rounds of 1", smallJob{ranks: 2, cohort: 3, pool: 1, rounds: []uint32{1, 1, 1, 1}}, false},
+		{"switch/pool 2/4 chunks", smallJob{ranks: 2, cohort: 3, pool: 2, rounds: []uint32{4}}, false},
+		{"switch/pool 2/6 chunks", smallJob{ranks: 2, cohort: 3, pool: 2, rounds: []uint32{6}}, false},
+		{"switch/pool 2/rounds of 2 and 3", smallJob{ranks: 2, cohort: 3, pool: 2, rounds: []uint32{2, 3}}, false},
+		{"server/pool 1/4 chunks", smallJob{ranks: 2, servers: 2, pool: 1, rounds: []uint32{4}}, false},
+		{"server/pool 1/2 rounds of 2", smallJob{ranks: 2, servers: 2, pool: 1, rounds: []uint32{2, 2}}, false},
+		{"server/pool 1/4 rounds of 1", smallJob{ranks: 2, servers: 1, pool: 1, rounds: []uint32{1, 1, 1, 1}}, false},
+		{"server/pool 2/4 chunks", smallJob{ranks: 2, servers: 2, pool: 2, rounds: []uint32{4}}, false},
+		{"hybrid/pool 1/4 chunks", smallJob{ranks: 2, cohort: 1, servers: 2, pool: 1, rounds: []uint32{4}}, true},
+		{"hybrid/pool 1/2 rounds of 2", smallJob{ranks: 2, cohort: 1, servers: 2, pool: 1, rounds: []uint32{2, 2}}, false},
+		{"hybrid/pool 1/4 rounds of 1", smallJob{ranks: 2, cohort: 1, servers: 1, pool: 1, rounds: []uint32{1, 1, 1, 1}}, false},
+		{"hybrid/pool 2/3 chunks", smallJob{ranks: 2, cohort: 1, servers: 2, pool: 2, rounds: []uint32{3}}, false},
+		// The switch sums both ranks, the server only finalizes.
+		{"partial/pool 1/4 chunks", smallJob{ranks: 2, cohort: 3, servers: 1, pool: 1, rounds: []uint32{4}}, true},
+		{"partial/pool 1/3 rounds of 1", smallJob{ranks: 2, cohort: 3, servers: 1, pool: 1, rounds: []uint32{1, 1, 1}}, false},
+		{"hybrid of 3/pool 1/2 chunks", smallJob{ranks: 3, cohort: 3, servers: 1, pool: 1, rounds: []uint32{2}}, false},
+		{"hybrid of 3/pool 1/2 rounds of 1", smallJob{ranks: 3, cohort: 3, servers: 1, pool: 1, rounds: []uint32{1, 1}}, false},
 	}
-	sizes := []struct {
-		pool   uint32
-		rounds []uint32
-	}{
-		{1, []uint32{4}},
-		{1, []uint32{2, 2}},
-		{1, []uint32{1, 1, 1, 1}},
-		{2, []uint32{4}},
-		{2, []uint32{5}},
-		{2, []uint32{2, 3}},
-	}
-	for _, job := range jobs {
-		for _, size := range sizes {
-			name, job := job.name, job.smallJob
-			job.pool, job.rounds = size.pool, size.rounds
-			t.Run(fmt.Sprintf("%s/pool %d/chunks %v", name, size.pool, size.rounds), func(t *testing.T) {
-				states, err := job.explore(40_000)
-				t.Logf("%d states", states)
-				if err != nil {
-					t.Error(err)
-				}
-			})
-		}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			if test.long && testing.Short() {
+				t.Skip("takes seconds")
+			}
+			states, err := test.job.explore(400_000)
+			t.Logf("%d states", states)
+			if err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
