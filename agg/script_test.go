@@ -406,6 +406,10 @@ func (s *windowScript) run(cmd string, a *args) string {
 		s.Window = NewWindow(WindowConfig{Job: 1, Epoch: uint16(a.num("epoch", 1)), Rank: uint8(a.num("rank", 0)),
 			Ranks: a.mask("ranks", 3), Pool: uint32(a.num("pool", 2))})
 	case "begin":
+		if !s.Done() {
+			a.note(fmt.Errorf("the round before is not done"))
+			return ""
+		}
 		round, epoch := s.Begin(s.now, uint32(a.num("chunks", 1)))
 		return fmt.Sprintf("round %d epoch %d\n", round, epoch)
 	case "at": // as if so many rounds and chunks had been before: a long job's counters
