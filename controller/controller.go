@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"xagg/api"
+	"xagg/controller/channel"
 	"xagg/controller/p4rt"
 )
 
@@ -32,7 +33,7 @@ const (
 type Controller struct {
 	cfg      Config
 	log      *slog.Logger
-	dial     Dialer
+	dial     channel.Dialer
 	election p4rt.ElectionID
 	program  *p4rt.Program
 	base     objects // wanted whether there are jobs or not
@@ -51,18 +52,15 @@ type Controller struct {
 	running   sync.WaitGroup // what outlives the call that began it
 }
 
-// Dialer connects to the gRPC server at an address of the configuration: host:port or unix:PATH, or whatever the
-// caller of [New] means by it.
-type Dialer func(ctx context.Context, address string) (net.Conn, error)
-
 // Option changes how a controller meets the world.
 type Option func(*Controller)
 
 // WithLogger has the controller log there; the default discards everything.
 func WithLogger(log *slog.Logger) Option { return func(c *Controller) { c.log = log } }
 
-// WithDialer replaces the way to the switch and to the servers' agents, for instance by in-memory connections.
-func WithDialer(dial Dialer) Option { return func(c *Controller) { c.dial = dial } }
+// WithDialer replaces the way to the switch and to the servers' agents, for instance by in-memory connections. The
+// addresses of the configuration then mean whatever dial makes of them.
+func WithDialer(dial channel.Dialer) Option { return func(c *Controller) { c.dial = dial } }
 
 // WithElectionID replaces the election id, which is the time of New: the controller that was started last is primary.
 func WithElectionID(id p4rt.ElectionID) Option { return func(c *Controller) { c.election = id } }
@@ -81,7 +79,7 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 	c := &Controller{
 		cfg:      cfg,
 		log:      slog.New(slog.DiscardHandler),
-		dial:     Dial,
+		dial:     channel.Dial,
 		election: p4rt.ElectionID{Low: uint64(now.UnixNano())},
 		program:  program,
 		meets:    make(map[string]*rendezvous),
@@ -102,11 +100,14 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		jobs:   make(map[string]*job),
 	}
 	for i, spec := range c.cfg.Jobs {
-		if _, err := c.intent.create(spec); err != nil {
+		j, err := c.intent.create(spec)
+		if err != nil {
 			return nil, fmt.Errorf("plan job %q: %w", spec.Name, under(fmt.Sprintf("jobs[%d]", i), err))
 		}
 		c.meets[spec.Name] = newRendezvous(spec.Name, spec.Ranks)
-		c.errs[spec.Name] = errNotInstalled
+		if len(j.decision.Servers) > 0 {
+			c.errs[spec.Name] = errNotInstalled
+		}
 	}
 	c.links.init(&c.cfg)
 	return c, nil
@@ -149,15 +150,6 @@ func Listen(address string) (net.Listener, error) {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	return lis, nil
-}
-
-// Dial is the default [Dialer]: it connects to host:port or unix:PATH.
-func Dial(ctx context.Context, address string) (net.Conn, error) {
-	var d net.Dialer
-	if path, ok := strings.CutPrefix(address, "unix:"); ok {
-		return d.DialContext(ctx, "unix", path)
-	}
-	return d.DialContext(ctx, "tcp", address)
 }
 
 // Run connects to the switch and to the servers' agents, keeps them programmed and serves the API on lis, until ctx

@@ -4,16 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 
 	"xagg/api"
+	"xagg/controller/channel"
 	"xagg/controller/p4rt"
 )
 
@@ -239,12 +237,7 @@ func (c *Controller) keepAgent(ctx context.Context, s Server) {
 
 // holdAgent connects to an agent, installs there what is wanted and stays until it no longer answers.
 func (c *Controller) holdAgent(ctx context.Context, s Server) error {
-	conn, err := grpc.NewClient("passthrough:///"+s.Agent,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx, s.Agent) }),
-		grpc.WithAuthority("localhost"), // a unix path is none
-		grpc.WithNoProxy(),
-		grpc.WithIdleTimeout(0))
+	conn, err := channel.New(s.Agent, c.dial, grpc.WithIdleTimeout(0))
 	if err != nil {
 		return err
 	}
@@ -252,7 +245,7 @@ func (c *Controller) holdAgent(ctx context.Context, s Server) error {
 	client := api.NewAgentClient(conn)
 	info, err := c.takeAgent(ctx, s, client)
 	if err != nil {
-		return err
+		return conn.Explain(err)
 	}
 	c.log.Info("server's agent is there", "server", s.Name, "mode", info.GetMode(), "slots", info.GetSlots())
 	if err := c.applyAll(ctx); err != nil {
@@ -270,7 +263,7 @@ func (c *Controller) holdAgent(ctx context.Context, s Server) error {
 			return errors.New("the connection broke")
 		}
 		if _, err := probe(ctx, client); err != nil {
-			return err
+			return fmt.Errorf("it does not answer: %w", err)
 		}
 	}
 }
@@ -278,11 +271,7 @@ func (c *Controller) holdAgent(ctx context.Context, s Server) error {
 func probe(ctx context.Context, client api.AgentClient) (*api.ServerInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	info, err := client.Info(ctx, &api.InfoRequest{})
-	if err != nil {
-		return nil, errors.New(status.Convert(err).Message())
-	}
-	return info, nil
+	return client.Info(ctx, &api.InfoRequest{})
 }
 
 // takeAgent makes a connection the one that is written to. At the first one of this controller's life everything that

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,12 +20,22 @@ import (
 )
 
 func newIntent(t interface{ Fatal(...any) }, cfg Config) *intent {
-	program, slots, err := loadProgram()
+	p, err := testProgram()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &intent{cfg: &cfg, slots: slots, sizes: program.TableSizes(), nextID: 7, jobs: make(map[string]*job)}
+	return &intent{cfg: &cfg, slots: p.slots, sizes: p.TableSizes(), nextID: 7, jobs: make(map[string]*job)}
 }
+
+type slottedProgram struct {
+	*p4rt.Program
+	slots int
+}
+
+var testProgram = sync.OnceValues(func() (slottedProgram, error) {
+	program, slots, err := loadProgram()
+	return slottedProgram{program, slots}, err
+})
 
 // join fills a job's members: rank r is on host r modulo the hosts.
 func (in *intent) joinAll(j *job) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"xagg/api"
+	"xagg/controller/channel"
 	"xagg/controller/p4rt"
 	"xagg/tests/require"
 	"xagg/wire"
@@ -50,7 +51,7 @@ func TestSimpleSwitch(t *testing.T) {
 			if a := agents[address]; a != nil {
 				return a.dial(ctx)
 			}
-			return Dial(ctx, address)
+			return channel.Dial(ctx, address)
 		}))
 		if err != nil {
 			t.Fatal(err)

@@ -7,20 +7,18 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"xagg/api"
 	"xagg/controller"
+	"xagg/controller/channel"
 	"xagg/policy"
 )
 
@@ -53,6 +51,9 @@ it is interrupted. The configuration is YAML:
   - {name: train, ranks: 4, max_elems: 1000000}`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if path == "" {
+				return usagef("--config is missing: the file that names switch, hosts and servers; see '%s --help'", cmd.CommandPath())
+			}
 			cfg, err := controller.Load(path)
 			if err != nil {
 				return &exitError{exitUsage, err}
@@ -69,9 +70,6 @@ it is interrupted. The configuration is YAML:
 		},
 	}
 	cmd.Flags().StringVar(&path, "config", "", "configuration file (YAML)")
-	if err := cmd.MarkFlagRequired("config"); err != nil {
-		panic(err)
-	}
 	return cmd
 }
 
@@ -92,27 +90,23 @@ func (c *controllerClient) call(ctx context.Context, f func(context.Context, api
 	if c.output != "text" && c.output != "json" {
 		return usagef("--output %q: want text or json", c.output)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+c.address,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithAuthority("localhost"), // a unix path is none
-		grpc.WithNoProxy(),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return controller.Dial(ctx, c.address)
-		}))
+	conn, err := channel.New(c.address, channel.Dial)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
 	defer cancel()
-	err = f(ctx, api.NewControllerClient(conn))
+	err = conn.Explain(f(ctx, api.NewControllerClient(conn)))
+	var unreached *channel.ConnectError
+	if errors.As(err, &unreached) {
+		return fmt.Errorf("no controller answers at %s (%w): start one with 'xagg controller --config FILE', "+
+			"or name its address with --controller", c.address, unreached.Err)
+	}
 	st, isStatus := status.FromError(err)
 	switch {
 	case err == nil || !isStatus:
 		return err
-	case st.Code() == codes.Unavailable && strings.Contains(st.Message(), "connection error"):
-		return fmt.Errorf("no controller answers at %s: is it running? Start it with 'xagg controller --config FILE', "+
-			"or name another address with --controller (%s)", c.address, st.Message())
 	case st.Code() == codes.InvalidArgument:
 		return &exitError{exitUsage, errors.New(st.Message())}
 	}
@@ -177,6 +171,9 @@ func newJobCreateCommand(env *env, client *controllerClient) *cobra.Command {
 		Short: "Create a job, so that its workers can join",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if ranks == 0 || maxElems == 0 {
+				return usagef("--ranks and --max-elems are needed: how many workers, and the lanes of their largest vector")
+			}
 			req := &api.CreateJobRequest{Name: args[0], Ranks: ranks, MaxElems: maxElems}
 			if mode != "" {
 				req.Policy = &rule
@@ -202,11 +199,6 @@ func newJobCreateCommand(env *env, client *controllerClient) *cobra.Command {
 	cmd.Flags().UintSliceVar(&steer, "steer", nil, "ranks that go to a server (mode hybrid)")
 	cmd.Flags().StringSliceVar(&rule.Servers, "servers", nil, "names of the servers (default: all)")
 	cmd.Flags().Uint32Var(&rule.Pool, "pool", 0, "slots per version, a power of two (default: the policy's)")
-	for _, name := range []string{"ranks", "max-elems"} {
-		if err := cmd.MarkFlagRequired(name); err != nil {
-			panic(err)
-		}
-	}
 	return cmd
 }
 

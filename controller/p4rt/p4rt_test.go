@@ -392,9 +392,11 @@ func TestWipe(t *testing.T) {
 func TestPipelineIsPushedWhenItDiffers(t *testing.T) {
 	s := p4rttest.New(t, newProgram(t))
 	group := p4rt.Group{ID: 2, Replicas: []p4rt.Replica{{1, 1}}}
+	election := uint64(0) // grows, since the switch may not have noticed the last session's end
 	run := func(p *p4rt.Program) {
 		t.Helper()
-		err := p4rt.Run(t.Context(), target(s, 1), p, func(ctx context.Context, sess *p4rt.Session) error {
+		election++
+		err := p4rt.Run(t.Context(), target(s, election), p, func(ctx context.Context, sess *p4rt.Session) error {
 			return sess.Upsert(ctx, group)
 		})
 		if err != nil {
@@ -415,7 +417,7 @@ func TestPipelineIsPushedWhenItDiffers(t *testing.T) {
 		t.Errorf("the switch has %d copies of a group that was there before the push: delete groups first", got)
 	}
 	s.OnPush = func() error { return status.Error(codes.Unknown, "Error in first phase of device update") }
-	err := p4rt.Run(t.Context(), target(s, 1), newProgram(t), func(context.Context, *p4rt.Session) error {
+	err := p4rt.Run(t.Context(), target(s, election+1), newProgram(t), func(context.Context, *p4rt.Session) error {
 		t.Error("the handler runs on a switch without pipeline")
 		return nil
 	})
@@ -501,7 +503,6 @@ func TestSessionEndsWithTheStream(t *testing.T) {
 		t.Errorf("no switch: %v", err)
 	}
 	s.Start()
-	session(t, s, func(context.Context, *p4rt.Session) {})
 	sentinel := errors.New("handler")
 	if err := p4rt.Run(t.Context(), target(s, 1), newProgram(t), func(context.Context, *p4rt.Session) error { return sentinel }); err != sentinel {
 		t.Errorf("the handler's error became %v", err)

@@ -6,15 +6,15 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"slices"
 	"sync"
 
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"xagg/controller/channel"
 )
 
 // MaxMessage is the largest message in bytes that is accepted: bmv2 answers a read with a single message, however
@@ -27,7 +27,7 @@ type Target struct {
 	DeviceID uint64     // the switch's own
 	Election ElectionID // the controller with the highest one is primary
 	// Dial opens a connection to Address.
-	Dial func(ctx context.Context, address string) (net.Conn, error)
+	Dial channel.Dialer
 	// Backup, if set, is called when another controller is primary and the session waits to become it.
 	Backup func(primary ElectionID)
 	Log    *slog.Logger // nil discards
@@ -86,16 +86,10 @@ func Run(ctx context.Context, target Target, program *Program, handle func(conte
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+target.Address,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return target.Dial(ctx, target.Address)
-		}),
-		grpc.WithAuthority("localhost"), // a unix path is none
-		grpc.WithNoProxy(),
+	conn, err := channel.New(target.Address, target.Dial,
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage)))
 	if err != nil {
-		return fmt.Errorf("connect to %s: %w", target.Address, err)
+		return err
 	}
 	defer conn.Close()
 
@@ -106,7 +100,7 @@ func Run(ctx context.Context, target Target, program *Program, handle func(conte
 
 	s := &Session{program: program, target: target, log: log, client: p4v1.NewP4RuntimeClient(conn)}
 	if s.stream, err = s.client.StreamChannel(ctx); err != nil {
-		return fmt.Errorf("open stream: %w", cause(ctx, err))
+		return fmt.Errorf("open stream: %w", conn.Explain(cause(ctx, err)))
 	}
 	if err := s.stream.Send(&p4v1.StreamMessageRequest{Update: &p4v1.StreamMessageRequest_Arbitration{
 		Arbitration: &p4v1.MasterArbitrationUpdate{DeviceId: target.DeviceID, ElectionId: target.Election.proto()},

@@ -49,7 +49,6 @@ type Server struct {
 	counters map[string][]p4rt.Count
 	log      []string
 	streams  map[*stream]struct{}
-	changed  *sync.Cond
 }
 
 type stream struct {
@@ -63,13 +62,10 @@ func New(tb testing.TB, program *p4rt.Program) *Server {
 	tb.Helper()
 	s := &Server{
 		program:  program,
-		lis:      bufconn.Listen(1 << 20),
 		entities: make(map[string]p4rt.Entity),
 		copies:   make(map[uint32]int),
 		counters: make(map[string][]p4rt.Count),
-		streams:  make(map[*stream]struct{}),
 	}
-	s.changed = sync.NewCond(&s.mu)
 	s.Start()
 	tb.Cleanup(func() {
 		s.Stop()
@@ -87,6 +83,7 @@ func (s *Server) Start() {
 	s.config = nil
 	clear(s.entities)
 	clear(s.copies)
+	s.streams = make(map[*stream]struct{})
 	p4v1.RegisterP4RuntimeServer(s.grpc, s)
 	srv, lis := s.grpc, s.lis
 	go srv.Serve(lis)
@@ -227,7 +224,6 @@ func (s *Server) announce() {
 			},
 		}})
 	}
-	s.changed.Broadcast()
 }
 
 func (s *Server) checkPrimary(id *p4v1.Uint128) error {
