@@ -12,23 +12,29 @@ import (
 	"time"
 
 	"xagg/api"
+	"xagg/bmv2"
 	"xagg/controller/channel"
 	"xagg/controller/p4rt"
 	"xagg/tests/require"
 	"xagg/wire"
 )
 
-// realSwitch runs simple_switch_grpc without ports, and returns the address of its P4Runtime server.
-func realSwitch(t *testing.T) (address string) {
-	require.Have(t, require.BMv2)
-	dir, err := os.MkdirTemp("", "xagg") // a unix path is short
+// socket returns the address of a unix socket, whose path has to be short.
+func socket(t *testing.T) (address string) {
+	dir, err := os.MkdirTemp("", "xagg")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	path := filepath.Join(dir, "p4rt")
+	return "unix:" + filepath.Join(dir, "p4rt")
+}
+
+// TestSimpleSwitch programs the real switch.
+func TestSimpleSwitch(t *testing.T) {
+	require.Have(t, require.BMv2)
+	address := socket(t)
 	cmd := exec.Command("simple_switch_grpc", "--no-p4", "--device-id", "3", "--",
-		"--grpc-server-addr", "unix:"+path, "--cpu-port", "510")
+		"--grpc-server-addr", address, "--cpu-port", "510")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -37,12 +43,22 @@ func realSwitch(t *testing.T) (address string) {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
-	return "unix:" + path
+	testSwitch(t, address)
 }
 
-// TestSimpleSwitch programs the real switch, twice: the second controller finds what the first one left.
-func TestSimpleSwitch(t *testing.T) {
-	address := realSwitch(t)
+// TestEngine programs the embedded switch.
+func TestEngine(t *testing.T) {
+	address := socket(t)
+	engine, err := bmv2.StartEngine(bmv2.Config{DeviceID: 3, CPUPort: 510, GRPCAddr: address})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { engine.Close() })
+	testSwitch(t, address)
+}
+
+// testSwitch programs a switch without ports twice: the second controller finds what the first one left.
+func testSwitch(t *testing.T, address string) {
 	agents := map[string]*fakeAgent{"s0:1": newFakeAgent(t, "s0", 100), "s1:1": newFakeAgent(t, "s1", 100)}
 	for _, wantPushed := range []bool{true, false} {
 		cfg := testConfig()
