@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -61,6 +62,7 @@ type Port struct {
 	in     batch
 	out    batch
 	opts   Options
+	closed atomic.Bool
 	mu     sync.Mutex
 	counts Counts
 }
@@ -170,8 +172,13 @@ func htons(v uint16) uint16 { return v<<8 | v>>8 }
 // Name is the interface's name.
 func (p *Port) Name() string { return p.name }
 
-// Close ends Receive and Send.
-func (p *Port) Close() error { return p.file.Close() }
+// Close ends Receive and Send. It may be called more than once.
+func (p *Port) Close() error {
+	if p.closed.Swap(true) {
+		return nil
+	}
+	return p.file.Close()
+}
 
 // Counts returns what the port lost so far.
 func (p *Port) Counts() Counts {
@@ -241,7 +248,7 @@ func (p *Port) Receive(f func(frame []byte, meta Meta)) error {
 		if finished {
 			n, err = p.receiveNow()
 		}
-		if errors.Is(err, os.ErrClosed) {
+		if p.closed.Load() {
 			return nil
 		}
 		if err != nil {
@@ -361,6 +368,9 @@ func (p *Port) Send(frames [][]byte) error {
 			p.out.iovs[i].SetLen(len(f))
 		}
 		sent, err := p.send(n)
+		if p.closed.Load() {
+			return fmt.Errorf("send on interface %s: %w", p.name, os.ErrClosed)
+		}
 		if err != nil {
 			return fmt.Errorf("send on interface %s: %w", p.name, err)
 		}

@@ -1,0 +1,97 @@
+// Package vethtest makes network namespaces with veth pairs for the tests of package bmv2 and those below.
+package vethtest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Space is a network namespace without a name that lives as long as the test.
+type Space struct {
+	// Path names the namespace for those who enter it.
+	Path string
+	do   chan func()
+}
+
+// New makes a namespace with the given number of veth pairs, all up: s0 and h0, s1 and h1 and so on. The test is
+// skipped where that is not permitted, unless XAGG_REQUIRE names netns.
+func New(t testing.TB, pairs int) *Space {
+	t.Helper()
+	s := &Space{do: make(chan func())}
+	ready := make(chan error)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		runtime.LockOSThread() // and never unlocked: the thread, and with it the namespace, ends with the goroutine
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			s.Path = fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+			err = setup(pairs)
+		}
+		ready <- err
+		for f := range s.do {
+			f()
+		}
+	}()
+	err := <-ready
+	t.Cleanup(func() {
+		close(s.do)
+		<-ended
+	})
+	if errors.Is(err, unix.EPERM) && !slices.Contains(strings.Split(os.Getenv("XAGG_REQUIRE"), ","), "netns") {
+		t.Skip("network namespaces need root (CAP_SYS_ADMIN and CAP_NET_ADMIN)")
+	}
+	if err != nil {
+		t.Fatalf("make network namespace: %v", err)
+	}
+	return s
+}
+
+func setup(pairs int) error {
+	for i := range pairs {
+		// No addresses, so that only what a test sends is on the links; IPv6 would bring its own.
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = fmt.Sprintf("s%d", i)
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: fmt.Sprintf("h%d", i)}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		for _, name := range []string{attrs.Name, veth.PeerName} {
+			if err := writeSysctl(name); err != nil {
+				return err
+			}
+			link, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			if err := netlink.LinkSetUp(link); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// writeSysctl turns IPv6 off on an interface of the thread's namespace.
+func writeSysctl(name string) error {
+	err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("1"), 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // a kernel without IPv6
+	}
+	return err
+}
+
+// Do runs f on the namespace's thread.
+func (s *Space) Do(f func() error) error {
+	result := make(chan error, 1)
+	s.do <- func() { result <- f() }
+	return <-result
+}
