@@ -33,12 +33,14 @@ type entry struct {
 	chunk uint32
 }
 
+func (e entry) before(f entry) bool { return e.due < f.due || e.due == f.due && e.chunk < f.chunk }
+
 func (s *schedule) reset() { s.heap = s.heap[:0] }
 
 func (s *schedule) add(due time.Duration, chunk uint32) {
 	h := append(s.heap, entry{due, chunk})
 	i := len(h) - 1
-	for i > 0 && h[(i-1)/2].due > h[i].due {
+	for i > 0 && h[i].before(h[(i-1)/2]) {
 		h[i], h[(i-1)/2] = h[(i-1)/2], h[i]
 		i = (i - 1) / 2
 	}
@@ -74,7 +76,7 @@ func (s *schedule) removeFirst() {
 	for i := 0; ; {
 		least := i
 		for _, child := range [2]int{2*i + 1, 2*i + 2} {
-			if child < n && h[child].due < h[least].due {
+			if child < n && h[child].before(h[least]) {
 				least = child
 			}
 		}
