@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -21,7 +22,8 @@ import (
 // scripted is a controller whose Join does what a test says.
 type scripted struct {
 	api.UnimplementedControllerServer
-	join func(req *api.JoinRequest, stream grpc.ServerStreamingServer[api.JoinEvent]) error
+	join  func(req *api.JoinRequest, stream grpc.ServerStreamingServer[api.JoinEvent]) error
+	leave func() // before the answer; may be nil
 }
 
 func (s *scripted) Join(req *api.JoinRequest, stream grpc.ServerStreamingServer[api.JoinEvent]) error {
@@ -29,6 +31,9 @@ func (s *scripted) Join(req *api.JoinRequest, stream grpc.ServerStreamingServer[
 }
 
 func (s *scripted) Leave(context.Context, *api.LeaveRequest) (*api.LeaveReply, error) {
+	if s.leave != nil {
+		s.leave()
+	}
 	return &api.LeaveReply{}, nil
 }
 
@@ -239,3 +244,98 @@ func TestLeaveWaits(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// deafLink never receives anything, and waits until it is woken whatever the deadline says.
+type deafLink struct {
+	worker.Link
+	wake    chan struct{}
+	waiting chan struct{}
+}
+
+func (l *deafLink) Recv([][]byte, []int, time.Time) (int, error) {
+	select {
+	case l.waiting <- struct{}{}:
+	default:
+	}
+	<-l.wake
+	return 0, nil
+}
+
+func (l *deafLink) Wake() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// TestWake: what ends an all-reduce wakes a worker that waits for packets.
+func TestWake(t *testing.T) {
+	for name, end := range map[string]func(cancel func(), other *worker.Worker){
+		"cancel": func(cancel func(), _ *worker.Worker) { cancel() },
+		"abort":  func(_ func(), other *worker.Worker) { other.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newTestnet(t, netConfig{ranks: 2})
+			links := []worker.Link{&deafLink{Link: n.links[0], wake: make(chan struct{}, 1), waiting: make(chan struct{}, 1)}, n.links[1]}
+			workers := make([]*worker.Worker, 2)
+			n.each(t, func(r int) (err error) {
+				workers[r], err = worker.Join(t.Context(), n.client, worker.Config{Job: "train", Rank: r, Link: links[r]})
+				return err
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			errs := make(chan error)
+			go func() {
+				_, err := workers[0].AllReduce(ctx, "w", []float32{1})
+				errs <- err
+			}()
+			<-links[0].(*deafLink).waiting
+			end(cancel, workers[1])
+			if err := <-errs; err == nil {
+				t.Error("the all-reduce succeeded")
+			}
+			cancel()
+			for _, w := range workers {
+				w.Close()
+			}
+		})
+	}
+}
+
+// TestQuietEnd: a stream that ends because all have left is nothing to warn of.
+func TestQuietEnd(t *testing.T) {
+	leave, logged := make(chan struct{}), make(chan string, 10)
+	s := &scripted{join: func(_ *api.JoinRequest, stream grpc.ServerStreamingServer[api.JoinEvent]) error {
+		r := goodReady()
+		r.Ranks = 1
+		if err := sendReady(stream, r); err != nil {
+			return err
+		}
+		<-leave
+		return nil
+	}}
+	s.leave = func() {
+		close(leave)
+		select { // the stream's end gets ahead of this answer
+		case msg := <-logged:
+			logged <- msg
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	log := slog.New(slog.NewTextHandler(writerFunc(func(b []byte) { logged <- string(b) }), nil))
+	link := worker.NewFrameLink(workerAddr(0), true, func([]byte) {})
+	w, err := worker.Join(t.Context(), serve(t, s), worker.Config{Job: "train", Link: link}, worker.WithLogger(log))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Leave(t.Context()); err != nil {
+		t.Error(err)
+	}
+	w.Close()
+	if len(logged) > 0 {
+		t.Errorf("logged %s", <-logged)
+	}
+}
+
+type writerFunc func(b []byte)
+
+func (f writerFunc) Write(b []byte) (int, error) { f(b); return len(b), nil }

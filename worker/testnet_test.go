@@ -51,7 +51,7 @@ type netConfig struct {
 	dup     float64            // probability of a second copy
 	delay   int                // frames that may overtake a frame
 	tamper  func(*wire.Packet) // changes answers before they reach a worker
-	noCheck bool               // workers send no UDP checksums
+	watch   func(*wire.Packet) // sees what workers send
 }
 
 // testnet is a switch, servers and links between them in memory, built on the reference models of package agg, with a
@@ -100,9 +100,16 @@ func startTestnet(cfg netConfig) (n *testnet, stop func()) {
 	n.install(testEpoch)
 	for r := range cfg.ranks {
 		port := uint16(r + 1)
-		n.links = append(n.links, worker.NewFrameLink(workerAddr(r), !cfg.noCheck, func(frame []byte) {
+		n.links = append(n.links, worker.NewFrameLink(workerAddr(r), true, func(frame []byte) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
+			if n.watch != nil {
+				var p wire.Packet
+				if _, _, err := wire.ParseFrame(frame, &p); err != nil {
+					panic(err)
+				}
+				n.watch(&p)
+			}
 			n.put(hop{frame, toSwitch, port})
 			n.move()
 		}))

@@ -174,6 +174,23 @@ func TestAllReduceFaults(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			cfg.seed, cfg.loss, cfg.dup, cfg.delay = 11, 0.04, 0.05, 4
+			type place struct {
+				rank uint8
+				seq  uint32
+			}
+			sent := map[place]wire.Packet{}
+			cfg.watch = func(p *wire.Packet) {
+				first, again := sent[place{p.Rank, p.Seq}]
+				if !again {
+					first = *p
+					sent[place{p.Rank, p.Seq}] = first
+				} else {
+					first.Flags |= wire.FlagResend
+				}
+				if first != *p || !p.TagOK() {
+					t.Errorf("rank %d sent %+v, want %+v", p.Rank, p.Header, first.Header)
+				}
+			}
 			n := newTestnet(t, cfg)
 			workers, recorders := n.joinObserved(t)
 			var all [][]float32
@@ -645,5 +662,24 @@ func TestStrangePackets(t *testing.T) {
 	}
 	if s := w.Stats(); s.Malformed != malformed || s.Late != late || s.Wrong != 0 || s.Results != 1 {
 		t.Errorf("stats %+v, want %d malformed, %d late", s, malformed, late)
+	}
+}
+
+// TestStrikesPerRound: wrong answers of one round do not count against the next.
+func TestStrikesPerRound(t *testing.T) {
+	damaged := map[uint32]int{}
+	n := newTestnet(t, netConfig{ranks: 1, tamper: func(p *wire.Packet) {
+		if damaged[p.Round]++; damaged[p.Round] <= 2 {
+			p.Lanes[0]++
+		}
+	}})
+	w := n.join(t)[0]
+	for range 2 {
+		if _, err := w.AllReduceInt32(t.Context(), "k", []int32{1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := w.Stats(); s.Wrong != 4 {
+		t.Errorf("%d answers found wrong, want 4", s.Wrong)
 	}
 }
