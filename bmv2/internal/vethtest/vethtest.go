@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -77,7 +78,32 @@ func setup(pairs int) error {
 			}
 		}
 	}
+	for i := range pairs {
+		for _, name := range []string{fmt.Sprintf("s%d", i), fmt.Sprintf("h%d", i)} {
+			if err := waitUp(name); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
+}
+
+// waitUp waits until the kernel has noticed that both ends of a link are up; it drops what is sent before.
+func waitUp(name string) error {
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("link %s is %v", name, link.Attrs().OperState)
+		}
+		time.Sleep(time.Millisecond) // nothing tells: this is a poll
+	}
 }
 
 // writeSysctl turns IPv6 off on an interface of the thread's namespace.
