@@ -33,8 +33,8 @@ const (
 
 // Engine is the embedded switch. Packets are processed one at a time, in the goroutine that brings them: that of a
 // network interface's reader, or the caller of Inject. A switch that is busy so slows its senders down, as
-// simple_switch's input buffer does. Behind it each port has a queue of 64 frames (in memory 1,024) that drops when it is full, so
-// that a port whose reader stops does not stall the others.
+// simple_switch's input buffer does. Behind it each port has a queue of 64 frames (in memory 1,024) that drops when it
+// is full, so that a port whose reader stops does not stall the others.
 //
 // Ports are network interfaces (Config.Ports) or, for a switch in memory, functions (Attach and Inject).
 type Engine struct {
