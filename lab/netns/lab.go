@@ -92,6 +92,9 @@ func (l *Lab) build(ctx context.Context) error {
 				"or if nobody uses it: ip netns delete %[1]s)", l.Namespace(name))
 		}
 	}
+	if err := prepareMountDir(); err != nil {
+		return err
+	}
 	for _, name := range names {
 		if err := l.journal.add(entry{Netns: l.Namespace(name)}); err != nil {
 			return err

@@ -407,6 +407,33 @@ func TestOwnerEnds(t *testing.T) {
 	}
 }
 
+// On a machine where `ip netns add` has not run yet, the first that runs while a lab is there does not get in the way of
+// its removal.
+func TestBesideIP(t *testing.T) {
+	t.Parallel()
+	require.Have(t, require.Netns)
+	for _, program := range []string{"ip", "unshare"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skip(err)
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	// A machine whose /run is new, as far as the owner can see.
+	owner := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
+		`umount --lazy /run/netns 2>/dev/null; mount -t tmpfs none /run && exec "$0"`, self)
+	owner.Env = append(os.Environ(), ownerDir+"="+dir, fmt.Sprintf("%s=xt%d", useIP, os.Getpid()))
+	if out, err := owner.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
 func TestCreateFails(t *testing.T) {
 	t.Parallel()
 	require.Have(t, require.Netns)

@@ -9,10 +9,16 @@ import (
 	"os/exec"
 	"os/signal"
 	"testing"
+
+	"go.uber.org/goleak"
 )
 
-// ownerDir, when set, makes the test binary the owner of a lab in that folder, for the tests that end one.
-const ownerDir = "XAGG_TEST_LAB_OWNER"
+const (
+	// ownerDir, when set, makes the test binary the owner of a lab in that folder, for the tests that end one.
+	ownerDir = "XAGG_TEST_LAB_OWNER"
+	// useIP, when set, is the name of a namespace that the owner adds and deletes by ip instead of waiting.
+	useIP = "XAGG_TEST_USE_IP"
+)
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(ownerDir); dir != "" {
@@ -22,7 +28,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // own makes a lab with a process in it, says so, and keeps it until it is interrupted.
@@ -37,6 +43,14 @@ func own(dir string) error {
 	child, err := lab.Start("w0", exec.Command("sleep", "600"))
 	if err != nil {
 		return err
+	}
+	if name := os.Getenv(useIP); name != "" {
+		for _, verb := range []string{"add", "delete"} {
+			if out, err := exec.Command("ip", "netns", verb, name).CombinedOutput(); err != nil {
+				return fmt.Errorf("ip netns %s: %w: %s", verb, err, out)
+			}
+		}
+		return lab.Close()
 	}
 	fmt.Println("ready", lab.ID(), child.PID())
 	<-ctx.Done()

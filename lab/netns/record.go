@@ -1,14 +1,12 @@
 package netns
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -169,22 +167,33 @@ func (j *journal) undo() error {
 	return j.remove()
 }
 
-// readRecord reads a record. A last line that was not written completely stands for something that was not made.
+// readRecord reads a record.
 func readRecord(path string) (Record, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return Record{}, err
 	}
-	r := Record{ID: strings.TrimSuffix(filepath.Base(path), recordSuffix)}
-	lines := bufio.NewReader(bytes.NewReader(data))
+	r, err := parseRecord(data)
+	if err != nil {
+		return r, fmt.Errorf("read %s: %w (remove by hand what it lists, then the file)", path, err)
+	}
+	r.ID = strings.TrimSuffix(filepath.Base(path), recordSuffix)
+	return r, nil
+}
+
+// parseRecord reads the lines of a record. A last one that was not written completely stands for something that was
+// not made.
+func parseRecord(data []byte) (Record, error) {
+	var r Record
 	for n := 1; ; n++ {
-		line, err := lines.ReadBytes('\n')
-		if err == io.EOF {
+		line, rest, complete := bytes.Cut(data, []byte("\n"))
+		if !complete {
 			return r, nil
 		}
+		data = rest
 		var e entry
 		if err := json.Unmarshal(line, &e); err != nil {
-			return r, fmt.Errorf("read %s: line %d: %w (remove by hand what it lists, then the file)", path, n, err)
+			return r, fmt.Errorf("line %d: %w", n, err)
 		}
 		switch {
 		case e.Owner != nil:

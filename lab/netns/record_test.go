@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -110,7 +111,7 @@ func TestSweepLeavesTheLiving(t *testing.T) {
 	}
 }
 
-func TestReadRecord(t *testing.T) {
+func TestParseRecord(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
 		want       Record
@@ -120,25 +121,73 @@ func TestReadRecord(t *testing.T) {
 		{name: "torn line", text: `{"netns":"a"}` + "\n" + `{"netns":"b`, want: Record{Namespaces: []string{"a"}}},
 		{name: "of a later version", text: `{"netns":"a","more":1}` + "\n", want: Record{Namespaces: []string{"a"}}},
 		{name: "not a record", text: "{}\nhello\n", err: "line 2"},
+		{name: "owner of another type", text: `{"owner":7}` + "\n", err: "line 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "x"+recordSuffix)
-			if err := os.WriteFile(path, []byte(c.text), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			got, err := readRecord(path)
+			got, err := parseRecord([]byte(c.text))
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Errorf("read: %v, want an error with %q", err, c.err)
+					t.Errorf("parse: %v, want an error with %q", err, c.err)
 				}
 				return
 			}
-			c.want.ID = "x"
 			if err != nil || !cmp.Equal(got, c.want) {
-				t.Errorf("read: %v\n%s", err, cmp.Diff(c.want, got))
+				t.Errorf("parse: %v\n%s", err, cmp.Diff(c.want, got))
 			}
 		})
 	}
+}
+
+// A record that cannot be read is kept, and does not keep others from being swept.
+func TestSweepKeepsWhatItCannotRead(t *testing.T) {
+	dir := t.TempDir()
+	odd := filepath.Join(dir, "0"+recordSuffix)
+	if err := os.WriteFile(odd, []byte("hello\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	id := orphan(t, dir)
+	swept, err := Sweep(dir)
+	if err == nil || !strings.Contains(err.Error(), odd) || !slices.Equal(swept, []string{id}) {
+		t.Errorf("sweep: %v, %v, want %s and an error that names %s", swept, err, id, odd)
+	}
+	if _, err := os.Stat(odd); err != nil {
+		t.Error(err)
+	}
+}
+
+// What is read is what was written, and nothing that a file may hold makes the reader panic.
+func FuzzParseRecord(f *testing.F) {
+	f.Add([]byte(`{"owner":{"pid":1,"start":2}}` + "\n" + `{"netns":"a"}` + "\n"))
+	f.Add([]byte(`{"path":"/x"}` + "\n" + `{"process":{"pid":3,"start":4}}` + "\n"))
+	f.Add([]byte("{}\n\x00\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := parseRecord(data)
+		if err != nil {
+			return
+		}
+		var again []byte
+		add := func(e entry) {
+			line, err := json.Marshal(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			again = append(append(again, line...), '\n')
+		}
+		add(entry{Owner: &r.Owner})
+		for _, n := range r.Namespaces {
+			add(entry{Netns: n})
+		}
+		for _, p := range r.Processes {
+			add(entry{Process: &p})
+		}
+		for _, p := range r.Paths {
+			add(entry{Path: p})
+		}
+		got, err := parseRecord(again)
+		if err != nil || !cmp.Equal(got, r) {
+			t.Errorf("written and read again: %v\n%s", err, cmp.Diff(r, got))
+		}
+	})
 }
 
 func TestRecordsWithoutFolder(t *testing.T) {

@@ -15,6 +15,34 @@ import (
 // mountDir holds a file per named namespace, where `ip netns` looks for them too.
 const mountDir = "/run/netns"
 
+// prepareMountDir makes the folder of names a shared mount of its own, as the first `ip netns add` of a machine does.
+// Left to a later one, it would put a mount over the names of ours, which could not be removed then.
+func prepareMountDir() error {
+	if err := os.MkdirAll(mountDir, 0o755); err != nil {
+		return err
+	}
+	dir, err := os.Open(mountDir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	// ip holds the same lock meanwhile.
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", mountDir, err)
+	}
+	share := func() error { return unix.Mount("", mountDir, "none", unix.MS_SHARED|unix.MS_REC, "") }
+	err = share()
+	if err == unix.EINVAL { // it is no mount yet
+		if err = unix.Mount(mountDir, mountDir, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
+			err = share()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("make %s a shared mount: %w", mountDir, err)
+	}
+	return nil
+}
+
 // space is a named network namespace that is kept open.
 type space struct {
 	name   string // on the machine
