@@ -40,7 +40,7 @@ func TestKernel(t *testing.T) {
 		"-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-no-reboot",
 		"-kernel", image, "-initrd", initrd,
 		// What the kernel does not know is for /init: variables to its environment, the rest to its arguments.
-		"-append", "console=ttyS0 quiet panic=-1 "+require.Variable+"=xdp,netns -- -test.v -test.run="+tests)
+		"-append", "console=ttyS0 quiet panic=-1 "+require.Variable+"=xdp,netns -- -test.v -test.run="+tests+"/"+subtests)
 	start := time.Now()
 	out, err := cmd.CombinedOutput()
 	out = bytes.ReplaceAll(out, []byte("\r"), nil)
