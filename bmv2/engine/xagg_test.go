@@ -149,6 +149,13 @@ func TestXAggSumsAndMulticasts(t *testing.T) {
 	}
 }
 
+// BenchmarkLoad is the time to load the aggregation program.
+func BenchmarkLoad(b *testing.B) {
+	for b.Loop() {
+		loadXAgg(b)
+	}
+}
+
 // BenchmarkGrad is the time for one contribution of 256 lanes, every fourth of which closes its chunk and leaves as
 // four RESULTs.
 func BenchmarkGrad(b *testing.B) {
