@@ -715,7 +715,7 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
                 meta.reason = BAD_TYPE;
             } else if (hdr.x.blocks > 4 || hdr.udp.len != UDP_LEN + XAGG_LEN + ((bit<16>)hdr.x.blocks << 8)
                 || hdr.x.reserved != 0
-                || (hdr.x.type <= RESULT && (hdr.x.elems > 256 || need != (bit<17>)hdr.x.blocks))) {
+                || (hdr.x.type <= RESULT && need != (bit<17>)hdr.x.blocks)) { // so at most 256
                 meta.reason = LENGTH;
             } else if (standard_metadata.checksum_error == 1) {
                 meta.reason = CHECKSUM;
