@@ -236,7 +236,9 @@ func (s *change) duplicate() {
 	}
 }
 
-func (s *change) tick() { s.now += time.Duration(rapid.IntRange(0, 100).Draw(s.t, "ms")) * time.Millisecond }
+func (s *change) tick() {
+	s.now += time.Duration(rapid.IntRange(0, 100).Draw(s.t, "ms")) * time.Millisecond
+}
 
 func (s *change) deliver() {
 	if f, ok := s.take(); ok {
