@@ -27,3 +27,5 @@
 // more than 512 bytes is dropped, and a parser that visits 65,536 states is stopped with ParserTimeout. The queues of
 // an egress port are always empty (enq_qdepth, deq_qdepth and deq_timedelta are 0), since egress runs at once.
 package engine
+
+//go:generate ./testdata/generate.sh
