@@ -107,7 +107,7 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		if err != nil {
 			return nil, fmt.Errorf("plan job %q: %w", spec.Name, under(fmt.Sprintf("jobs[%d]", i), err))
 		}
-		c.meets[spec.Name] = newRendezvous(spec.Name, spec.Ranks)
+		c.meets[spec.Name] = newRendezvous(j)
 		if len(j.decision.Servers) > 0 {
 			c.errs[spec.Name] = errNotInstalled
 		}
@@ -348,11 +348,14 @@ func (c *Controller) applyAll(ctx context.Context) error {
 		return err
 	}
 	c.mu.Lock()
-	jobs := c.intent.sorted()
+	var ids []uint16
+	for _, j := range c.intent.sorted() {
+		ids = append(ids, j.id)
+	}
 	c.mu.Unlock()
-	for _, j := range jobs {
-		if err := c.apply(ctx, j.id); err != nil {
-			c.log.Warn("job is not installed yet", "job", j.spec.Name, "err", err)
+	for _, id := range ids {
+		if err := c.apply(ctx, id); err != nil {
+			c.log.Warn("job is not installed yet", "job", id, "err", err)
 		}
 	}
 	return nil
