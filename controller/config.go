@@ -14,6 +14,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/lexer"
 
+	"xagg/internal/endpoint"
 	"xagg/policy"
 )
 
@@ -203,13 +204,13 @@ func parent(field string) string {
 
 // Validate checks the whole configuration. Errors are of type [*policy.FieldError] and name the first field at fault.
 func (c *Config) Validate() error {
-	if err := checkAddress(c.Listen); err != nil {
+	if err := endpoint.Check(c.Listen); err != nil {
 		return field("listen", err)
 	}
 	if c.Switch.Name == "" {
 		return fieldf("switch.name", "is missing")
 	}
-	if err := checkAddress(c.Switch.Address); err != nil {
+	if err := endpoint.Check(c.Switch.Address); err != nil {
 		return field("switch.address", err)
 	}
 	if p := c.Switch.CPUPort; p < 1 || p > MaxPort {
@@ -319,7 +320,7 @@ func (c *Config) validateLinks() error {
 		if err := link(at, s.Name, s.IP, s.MAC, s.Port); err != nil {
 			return err
 		}
-		if err := checkAddress(s.Agent); err != nil {
+		if err := endpoint.Check(s.Agent); err != nil {
 			return field(at+".agent", err)
 		}
 	}
@@ -341,23 +342,6 @@ func (j JobSpec) Validate() error {
 		if err := j.Policy.Validate(); err != nil {
 			return under("policy", err)
 		}
-	}
-	return nil
-}
-
-// checkAddress checks an address of a gRPC server: host:port, or unix:PATH.
-func checkAddress(addr string) error {
-	if addr == "" {
-		return errors.New("is missing; want host:port or unix:PATH")
-	}
-	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
-		if path == "" {
-			return fmt.Errorf("%q has no path", addr)
-		}
-		return nil
-	}
-	if _, _, err := net.SplitHostPort(addr); err != nil {
-		return fmt.Errorf("%q is neither host:port nor unix:PATH", addr)
 	}
 	return nil
 }

@@ -134,18 +134,19 @@ func (e *IntegrityError) Error() string {
 	return fmt.Sprintf("round %d, chunk %d: result's tag does not fit its lanes: overflow or corruption", e.Round, e.Chunk)
 }
 
-// rpcError is what the controller answered, in its own words. It keeps its gRPC status.
-type rpcError struct{ status *status.Status }
+// rpcError is the error of a call to the controller, in the controller's words. It keeps its gRPC status.
+type rpcError struct{ err error }
 
 func (e *rpcError) Error() string {
-	if e.status.Code() == codes.Unavailable {
-		return fmt.Sprintf("controller cannot be reached, is 'xagg controller' running there? %s", e.status.Message())
+	words := status.Convert(e.err).Message()
+	if status.Code(e.err) == codes.Unavailable {
+		return fmt.Sprintf("controller cannot be reached, is 'xagg controller' running there? %s", words)
 	}
-	return "controller: " + e.status.Message()
+	return "controller: " + words
 }
 
-// GRPCStatus lets status.FromError find the status.
-func (e *rpcError) GRPCStatus() *status.Status { return e.status }
+// Unwrap returns gRPC's error, which has the status.
+func (e *rpcError) Unwrap() error { return e.err }
 
 // ranks spells a list of ranks as "rank 3" or "ranks 1, 2 and 3".
 func ranks(list []int) string {
