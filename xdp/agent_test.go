@@ -3,6 +3,8 @@ package xdp
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -303,4 +305,67 @@ func TestParseSize(t *testing.T) {
 	if n, err := Size(64 << 20).Slots(); err != nil || n != 61680 {
 		t.Errorf("slots of 64MiB: %d %v", n, err)
 	}
+}
+
+// FuzzRequests asks an agent to install, arm, count and remove any plan: it is installed if and only if every one of its
+// fields is in range, and removed with nothing left.
+func FuzzRequests(f *testing.F) {
+	seed := func(edits ...func(*api.ServerPlan)) {
+		p := planRequest(1, 1, 10, 2)
+		for _, edit := range edits {
+			edit(p)
+		}
+		f.Add(p.Job, p.Epoch, p.Ranks, p.Chunks, p.Rounds, p.NextEpoch, p.ServiceIp, p.ServiceMac)
+	}
+	seed()
+	seed(func(p *api.ServerPlan) { p.Job, p.Epoch, p.NextEpoch = 65535, 65535, 65535 })
+	seed(func(p *api.ServerPlan) { p.Job = 0 })
+	seed(func(p *api.ServerPlan) { p.Epoch, p.NextEpoch = 65536, 65536 })
+	seed(func(p *api.ServerPlan) { p.Chunks, p.Rounds = 1<<31, 1<<31 })
+	seed(func(p *api.ServerPlan) { p.Ranks, p.Rounds = 0, 3 })
+	seed(func(p *api.ServerPlan) { p.ServiceIp, p.ServiceMac = "::ffff:1.2.3.4", "02-78-61-00-ff-fe-00-01" })
+	f.Fuzz(func(t *testing.T, job, epoch uint32, ranks uint64, chunks, rounds, next uint32, ip, mac string) {
+		const slots = 1000
+		agent := NewAgent("s0", "", NewMemory(slots))
+		req := &api.ServerPlan{
+			Job: job, Epoch: epoch, Ranks: ranks, Chunks: chunks, Rounds: rounds, NextEpoch: next, ServiceIp: ip, ServiceMac: mac,
+		}
+		free := func() uint64 {
+			info, err := agent.Info(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return uint64(info.SlotsFree)
+		}
+		_, err := agent.Install(t.Context(), req)
+		valid := job-1 < 65535 && epoch-1 < 65535 && next < 65536 && ranks != 0 && chunks > 0 && rounds > 1 &&
+			rounds&(rounds-1) == 0 && uint64(chunks)*uint64(rounds) <= slots
+		if err == nil != valid {
+			addr, ipErr := netip.ParseAddr(ip)
+			hw, macErr := net.ParseMAC(mac)
+			if err == nil || ipErr == nil && addr.Is4() && macErr == nil && len(hw) == 6 {
+				t.Fatalf("install %v: %v", req, err)
+			}
+		}
+		used := uint64(0)
+		if err == nil {
+			used = uint64(chunks) * uint64(rounds)
+		}
+		if free() != slots-used {
+			t.Errorf("%d slots are free after %v", free(), req)
+		}
+		_, armErr := agent.Arm(t.Context(), &api.ArmRequest{Job: job, Epoch: epoch, NextEpoch: next})
+		if (armErr == nil) != (err == nil) {
+			t.Errorf("arm %v: %v after install: %v", req, armErr, err)
+		}
+		if _, statsErr := agent.Stats(t.Context(), &api.StatsRequest{Job: job}); (statsErr == nil) != (job < 65536) {
+			t.Errorf("statistics of job %d: %v", job, statsErr)
+		}
+		if _, err := agent.Remove(t.Context(), &api.RemoveRequest{Job: job, Epoch: epoch}); err != nil && used > 0 {
+			t.Errorf("remove %v: %v", req, err)
+		}
+		if free() != slots {
+			t.Errorf("%d slots are free after the end", free())
+		}
+	})
 }
