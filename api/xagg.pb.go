@@ -973,6 +973,8 @@ type LeaveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"` // why the worker gives up; empty = it has finished
+	Id            uint32                 `protobuf:"varint,4,opt,name=id,proto3" json:"id,omitempty"`      // of the incarnation, as its `ready` event says; 0 = whichever there is now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1017,6 +1019,20 @@ func (x *LeaveRequest) GetJob() string {
 func (x *LeaveRequest) GetRank() uint32 {
 	if x != nil {
 		return x.Rank
+	}
+	return 0
+}
+
+func (x *LeaveRequest) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *LeaveRequest) GetId() uint32 {
+	if x != nil {
+		return x.Id
 	}
 	return 0
 }
@@ -1775,10 +1791,12 @@ const file_xagg_proto_rawDesc = "" +
 	"serviceMac\"5\n" +
 	"\x05Abort\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05ranks\x18\x02 \x03(\rR\x05ranks\"4\n" +
+	"\x05ranks\x18\x02 \x03(\rR\x05ranks\"Z\n" +
 	"\fLeaveRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
-	"\x04rank\x18\x02 \x01(\rR\x04rank\"\f\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x0e\n" +
+	"\x02id\x18\x04 \x01(\rR\x02id\"\f\n" +
 	"\n" +
 	"LeaveReply\"\r\n" +
 	"\vInfoRequest\"\xaa\x01\n" +

@@ -49,7 +49,8 @@ type ControllerClient interface {
 	// free again. When a job has finished or was aborted, the next Join begins a new incarnation of it with a fresh id.
 	Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[JoinEvent], error)
 	// Leave tells that a worker has finished its last round. It returns when all ranks have.
-	// ABORTED when the job ended for another reason.
+	// ABORTED when the job ended for another reason. With an error it tells that the worker cannot go on: the job ends for
+	// the others with an `abort` event that names rank and error, and it returns at once.
 	Leave(ctx context.Context, in *LeaveRequest, opts ...grpc.CallOption) (*LeaveReply, error)
 }
 
@@ -141,7 +142,8 @@ type ControllerServer interface {
 	// free again. When a job has finished or was aborted, the next Join begins a new incarnation of it with a fresh id.
 	Join(*JoinRequest, grpc.ServerStreamingServer[JoinEvent]) error
 	// Leave tells that a worker has finished its last round. It returns when all ranks have.
-	// ABORTED when the job ended for another reason.
+	// ABORTED when the job ended for another reason. With an error it tells that the worker cannot go on: the job ends for
+	// the others with an `abort` event that names rank and error, and it returns at once.
 	Leave(context.Context, *LeaveRequest) (*LeaveReply, error)
 	mustEmbedUnimplementedControllerServer()
 }

@@ -455,7 +455,9 @@ func TestJoinRefuses(t *testing.T) {
 	}{
 		{&api.LeaveRequest{Job: "other"}, codes.NotFound},
 		{&api.LeaveRequest{Job: "train", Rank: 4}, codes.InvalidArgument},
-		{&api.LeaveRequest{Job: "train", Rank: 1}, codes.FailedPrecondition}, // not begun
+		{&api.LeaveRequest{Job: "train", Rank: 1}, codes.FailedPrecondition},   // not begun
+		{&api.LeaveRequest{Job: "train", Rank: 1, Id: 1 << 16}, codes.Aborted}, // another incarnation
+		{&api.LeaveRequest{Job: "train", Rank: 0, Error: "tired"}, codes.OK},   // is not there
 	} {
 		if _, err := r.client.Leave(r.context(), tt.req); status.Code(err) != tt.code {
 			t.Errorf("leave %v: %v, want %s", tt.req, err, tt.code)
@@ -483,10 +485,11 @@ func TestCreateJobRefuses(t *testing.T) {
 			"a pool of 1024 needs 4096 slots and 3968 are free"},
 		// The server's own words: 2 rounds of 501 chunks in 1000 slots.
 		{&api.CreateJobRequest{Name: "b", Ranks: 4, MaxElems: 501 * 256, Policy: hybridPolicy()}, codes.ResourceExhausted,
-			"install plan of job"},
+			"server s0: 1002 slots are needed and 1000 are free"},
 	} {
 		_, err := r.client.CreateJob(r.context(), tt.req)
-		if status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
+		words := status.Convert(err).Message()
+		if status.Code(err) != tt.code || !strings.Contains(words, tt.want) || strings.Contains(words, "rpc error") {
 			t.Errorf("%v\ngot  %v\nwant %s: %s", tt.req, err, tt.code, tt.want)
 		}
 	}
@@ -498,6 +501,49 @@ func TestCreateJobRefuses(t *testing.T) {
 	reply, err := r.client.Status(r.context(), &api.StatusRequest{})
 	if err != nil || len(reply.Jobs) != 1 || reply.Switch.SlotsFree != 4096-128 {
 		t.Errorf("after the refusals: %v, %v", reply, err)
+	}
+}
+
+// TestGiveUp: the others learn who cannot go on, and why; a word of an earlier incarnation does not end the next.
+func TestGiveUp(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	r.create("train", 3, nil)
+	giveUp := func(id uint32) error {
+		_, err := r.client.Leave(r.context(), &api.LeaveRequest{Job: "train", Rank: 1, Error: `tensor "x": value 17 is NaN`, Id: id})
+		return err
+	}
+	ranks, first := r.joinAll("train", 3)
+	if err := giveUp(first.Job); err != nil {
+		t.Fatal(err)
+	}
+	const want = `rank 1 on host w1 gave up: tensor "x": value 17 is NaN`
+	for _, k := range ranks {
+		if a := k.aborted(); !slices.Equal(a.Ranks, []uint32{1}) || a.Reason != want {
+			t.Errorf("rank %d: %v, want %s", k.n, a, want)
+		}
+	}
+	if j := r.job("train"); j.State != "aborted" || j.Error != want {
+		t.Errorf("job: %v", j)
+	}
+	for _, k := range ranks {
+		k.cancel() // the streams have ended with the event
+	}
+	ranks, second := r.joinAll("train", 3)
+	if err := giveUp(first.Job); status.Code(err) != codes.Aborted {
+		t.Errorf("give up incarnation %d while %d runs: %v", first.Job, second.Job, err)
+	}
+	if j := r.job("train"); j.State != "running" {
+		t.Errorf("job: %v", j)
+	}
+	errs := make(chan error)
+	for _, k := range ranks {
+		go func() { errs <- k.leave() }()
+	}
+	for range ranks {
+		if err := <-errs; err != nil {
+			t.Errorf("leave: %v", err)
+		}
 	}
 }
 

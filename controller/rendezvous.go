@@ -166,6 +166,19 @@ func (r *rendezvous) leave(rank int) error {
 	return nil
 }
 
+// giveUp tells that a rank cannot go on and will be gone. Before all have joined its seat is free again; later, unless
+// it left, that is the end for all.
+func (r *rendezvous) giveUp(rank int, reason string) {
+	if r.ended() || r.seats[rank] == nil || r.left&(1<<rank) != 0 {
+		return
+	}
+	if r.state == stateWaiting {
+		r.gone(rank)
+		return
+	}
+	r.abort(fmt.Errorf("rank %d on host %s gave up: %s", rank, r.seats[rank].member.host.Name, reason), []uint32{uint32(rank)})
+}
+
 // abort ends it for all, with the ranks that caused it.
 func (r *rendezvous) abort(err error, odd []uint32) {
 	if r.ended() {

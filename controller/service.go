@@ -305,6 +305,9 @@ func (s *service) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveR
 	if err != nil {
 		return nil, err
 	}
+	if req.GetError() != "" {
+		return &api.LeaveReply{}, nil
+	}
 	select {
 	case <-meet.over:
 	case <-ctx.Done():
@@ -329,6 +332,14 @@ func (c *Controller) leave(req *api.LeaveRequest) (*rendezvous, error) {
 	}
 	if int(req.GetRank()) >= len(meet.seats) {
 		return nil, invalid("rank", "%d is beyond the ranks 0..%d of job %q", req.GetRank(), len(meet.seats)-1, meet.job)
+	}
+	if id := req.GetId(); id != 0 && id != uint32(meet.id) {
+		return nil, status.Errorf(codes.Aborted, "job %q has begun anew without this rank", meet.job)
+	}
+	if reason := req.GetError(); reason != "" {
+		meet.giveUp(int(req.GetRank()), reason)
+		c.log.Warn("rank gave up", "job", meet.job, "rank", req.GetRank(), "err", reason)
+		return meet, nil
 	}
 	if err := meet.leave(int(req.GetRank())); err != nil {
 		return nil, apiError(err)

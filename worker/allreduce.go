@@ -134,8 +134,7 @@ func (w *Worker) do(ctx context.Context, key string, f func(c *call) error) (Inf
 	before := w.round.window.Stats()
 	if err := f(c); err != nil {
 		err = fmt.Errorf("all-reduce %q of job %q: %w", key, w.job, err)
-		// The others wait for this worker's part in vain. Going away tells them.
-		w.end(err)
+		w.Abort(err) // the others wait for this worker's part in vain
 		return Info{}, err
 	}
 	after := w.round.window.Stats()

@@ -28,12 +28,15 @@ type NonFiniteError struct {
 	Residual bool
 }
 
-func (e *NonFiniteError) Error() string {
+func (e *NonFiniteError) Error() string { return fmt.Sprintf("rank %d, %s", e.Rank, e.what()) }
+
+// what is the error without the rank.
+func (e *NonFiniteError) what() string {
 	if e.Residual {
-		return fmt.Sprintf("rank %d, tensor %q: value %d becomes %v with the remainder of earlier rounds: the gradient diverges",
-			e.Rank, e.Key, e.Index, e.Value)
+		return fmt.Sprintf("tensor %q: value %d becomes %v with the remainder of earlier rounds: the gradient diverges",
+			e.Key, e.Index, e.Value)
 	}
-	return fmt.Sprintf("rank %d, tensor %q: value %d is %v, want finite numbers", e.Rank, e.Key, e.Index, e.Value)
+	return fmt.Sprintf("tensor %q: value %d is %v, want finite numbers", e.Key, e.Index, e.Value)
 }
 
 // AbortError is the end of the job for a reason that lies with other workers, or with the operator.

@@ -187,6 +187,57 @@ func TestAbort(t *testing.T) {
 	}
 }
 
+// TestAbortReason: a worker that gives up tells the others why, and itself remembers its own reason.
+func TestAbortReason(t *testing.T) {
+	n := newTestnet(t, netConfig{ranks: 3})
+	workers := n.join(t)
+	errs := make(chan error)
+	go func() {
+		_, err := workers[0].AllReduce(context.Background(), "w", []float32{1})
+		errs <- err
+	}()
+	reason := errors.New("disk full \xff")
+	workers[2].Abort(reason)
+	var abort *worker.AbortError
+	if err := <-errs; !errors.As(err, &abort) || !slices.Equal(abort.Ranks, []int{2}) || abort.Reason != "rank 2 gave up: disk full ?" {
+		t.Errorf("%v, want an abort by rank 2 that says why", err)
+	}
+	if _, err := workers[2].AllReduce(t.Context(), "w", []float32{1}); !errors.Is(err, reason) {
+		t.Errorf("the worker that gave up: %v, want its own reason", err)
+	}
+	workers[2].Abort(errors.New("another")) // is no news
+	if err := workers[2].Leave(t.Context()); !errors.Is(err, reason) {
+		t.Errorf("leave after giving up: %v", err)
+	}
+}
+
+// TestAbortWithoutController: nobody waits for a controller that does not listen.
+func TestAbortWithoutController(t *testing.T) {
+	n := newTestnet(t, netConfig{ranks: 1})
+	stuck := make(chan struct{})
+	defer close(stuck)
+	client := serve(t, &scripted{
+		join: func(_ *api.JoinRequest, stream grpc.ServerStreamingServer[api.JoinEvent]) error {
+			if err := sendReady(stream, goodReady()); err != nil {
+				return err
+			}
+			<-stream.Context().Done()
+			return nil
+		},
+		leave: func() { <-stuck },
+	})
+	w, err := worker.Join(t.Context(), client, worker.Config{Job: "train", Link: n.links[0]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	reason := errors.New("no more")
+	w.Abort(reason)
+	if _, err := w.AllReduce(t.Context(), "k", nil); !errors.Is(err, reason) {
+		t.Errorf("after giving up: %v", err)
+	}
+}
+
 // TestControllerLost: a controller that goes away does not end a job that runs.
 func TestControllerLost(t *testing.T) {
 	n := newTestnet(t, netConfig{ranks: 1})

@@ -371,6 +371,17 @@ func (c *testController) Join(req *api.JoinRequest, stream grpc.ServerStreamingS
 func (c *testController) finished() bool { return bits.OnesCount64(c.left) == int(c.ready.Ranks) }
 
 func (c *testController) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveReply, error) {
+	if req.Id != c.ready.Job {
+		return nil, status.Errorf(codes.Aborted, "leave incarnation %d, want %d", req.Id, c.ready.Job)
+	}
+	if req.Error != "" {
+		c.change(func() {
+			if c.abort == nil {
+				c.abort = &api.Abort{Reason: fmt.Sprintf("rank %d gave up: %s", req.Rank, req.Error), Ranks: []uint32{req.Rank}}
+			}
+		})
+		return &api.LeaveReply{}, nil
+	}
 	c.change(func() { c.left |= 1 << req.Rank })
 	abort, err := c.wait(ctx, c.finished)
 	if abort != nil {

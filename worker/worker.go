@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,6 +82,7 @@ type Worker struct {
 	end     context.CancelCauseFunc
 	stream  chan struct{} // closed when nobody listens to the stream any more
 	leaving atomic.Bool
+	failing atomic.Bool // this worker's own error is about to end the session
 
 	mu        sync.Mutex // held by an all-reduce
 	start     time.Time  // origin of the window's time
@@ -241,7 +243,7 @@ func (w *Worker) listen(events grpc.ServerStreamingClient[api.JoinEvent]) {
 	for {
 		event, err := events.Recv()
 		switch {
-		case w.ctx.Err() != nil, err != nil && w.leaving.Load():
+		case w.ctx.Err() != nil, w.failing.Load(), err != nil && w.leaving.Load():
 			return
 		case err != nil:
 			// A controller that restarts does no harm to a running job. If it does not come back, Leave says so.
@@ -283,7 +285,7 @@ func (w *Worker) Leave(ctx context.Context) error {
 	defer cancel()
 	defer context.AfterFunc(w.ctx, cancel)()
 	w.leaving.Store(true)
-	if _, err := w.client.Leave(ctx, &api.LeaveRequest{Job: w.job, Rank: uint32(w.rank)}); err != nil {
+	if _, err := w.client.Leave(ctx, w.leaveRequest()); err != nil {
 		if status.Code(err) == codes.Aborted {
 			select { // the stream's last event says by whom
 			case <-w.stream:
@@ -296,6 +298,40 @@ func (w *Worker) Leave(ctx context.Context) error {
 	return nil
 }
 
+func (w *Worker) leaveRequest() *api.LeaveRequest {
+	return &api.LeaveRequest{Job: w.job, Rank: uint32(w.rank), Id: w.ready.Job}
+}
+
+// Abort ends the job for all its workers because this one cannot go on, and tells the others why. It does so within
+// a second, or not at all where the controller does not answer. An all-reduce that fails has done it already.
+func (w *Worker) Abort(reason error) {
+	if w.ctx.Err() != nil || !w.failing.CompareAndSwap(false, true) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), farewellTimeout)
+	defer cancel()
+	req := w.leaveRequest()
+	req.Error = strings.ToValidUTF8(words(reason), "?")
+	if _, err := w.client.Leave(ctx, req); err != nil {
+		w.log.Warn("could not tell the others why the job ends", "err", w.rpcError(err))
+	}
+	w.end(reason)
+}
+
+// farewellTimeout bounds what a worker that fails does for the others' information.
+const farewellTimeout = time.Second
+
+// words says what is wrong for those who are told by whom.
+func words(err error) string {
+	if bad, ok := errors.AsType[*NonFiniteError](err); ok {
+		return bad.what()
+	}
+	if s := err.Error(); s != "" {
+		return s
+	}
+	return fmt.Sprintf("%T", err)
+}
+
 // ended says why the session is over.
 func (w *Worker) ended() error {
 	err := context.Cause(w.ctx)
@@ -305,7 +341,8 @@ func (w *Worker) ended() error {
 	return fmt.Errorf("job %q ended before: %w", w.job, err)
 }
 
-// Close frees all that the worker holds. Without a Leave before it the job ends for all its workers.
+// Close frees all that the worker holds. Without a Leave or an Abort before it the job ends for all its workers, who
+// are not told why.
 func (w *Worker) Close() error {
 	w.end(ErrLeft)
 	<-w.stream

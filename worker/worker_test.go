@@ -325,8 +325,9 @@ func TestErrors(t *testing.T) {
 			}
 			for _, r := range []int{0, 2} {
 				abort, ok := errors.AsType[*worker.AbortError](errs[r])
-				if !ok || !slices.Equal(abort.Ranks, []int{1}) {
-					t.Errorf("rank %d: %v, want an abort by rank 1", r, errs[r])
+				why := fmt.Sprintf("rank 1 gave up: tensor \"layer1\": value 600 is %v, want finite numbers", x)
+				if !ok || !slices.Equal(abort.Ranks, []int{1}) || abort.Reason != why {
+					t.Errorf("rank %d: %v, want an abort by rank 1: %s", r, errs[r], why)
 				}
 			}
 			// The job is over, and every further call says why.

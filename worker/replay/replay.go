@@ -37,7 +37,7 @@ type Reduced struct {
 
 // Run joins the job, all-reduces the rank's vectors and leaves. take is called after every all-reduce; its error ends
 // the run. Vectors of one length are one tensor, whose scale goes from step to step as it does in training.
-func Run(ctx context.Context, client api.ControllerClient, cfg Config, take func(Reduced) error, opts ...worker.Option) error {
+func Run(ctx context.Context, client api.ControllerClient, cfg Config, take func(Reduced) error, opts ...worker.Option) (err error) {
 	set, rank := cfg.Set, cfg.Worker.Rank
 	schedule := set.Schedule(cfg.Rounds)
 	cfg.Worker.Plan = plan(set, schedule)
@@ -50,7 +50,12 @@ func Run(ctx context.Context, client api.ControllerClient, cfg Config, take func
 	if err != nil {
 		return err
 	}
-	defer w.Close()
+	defer func() {
+		if err != nil {
+			w.Abort(err)
+		}
+		w.Close()
+	}()
 	if set.Ranks() < w.Ranks() {
 		return fmt.Errorf("job %q has %d workers, the gradients have %d ranks only", cfg.Worker.Job, w.Ranks(), set.Ranks())
 	}
