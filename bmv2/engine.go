@@ -126,7 +126,10 @@ func (e *Engine) setup() error {
 
 // open makes a network interface a port.
 func (e *Engine) open(number uint16, iface string) error {
-	p, err := port.Open(iface, port.Options{})
+	p, err := port.Open(iface, port.Options{Down: func() {
+		e.log.Warn("the port's interface is down or gone: frames pass again when it is up (ip link set "+iface+" up); "+
+			"if it was deleted, make it again and restart the switch", "port", number, "interface", iface)
+	}})
 	if err != nil {
 		return environment(fmt.Errorf("port %d: %w", number, err), "")
 	}

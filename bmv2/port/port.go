@@ -44,6 +44,9 @@ type Options struct {
 	Outgoing bool
 	// Timestamps asks the kernel for the time at which each frame came.
 	Timestamps bool
+	// Down, if set, is called once whenever the interface is found to be down or gone, and not again before it has
+	// carried frames. Receive or Send calls it, whichever finds out.
+	Down func()
 }
 
 // Meta says where a received frame comes from.
@@ -63,6 +66,7 @@ type Port struct {
 	out    batch
 	opts   Options
 	closed atomic.Bool
+	down   atomic.Bool // told to opts.Down
 	mu     sync.Mutex
 	counts Counts
 }
@@ -300,11 +304,20 @@ func (p *Port) receive() (n int, err error) {
 	case err != nil:
 		return 0, err
 	case errno == unix.ENETDOWN:
-		return 0, nil // reported once when the interface goes down; frames come again when it is up
+		p.isDown() // reported once when the interface goes down; frames come again when it is up
+		return 0, nil
 	case errno != 0:
 		return 0, errno
 	}
+	p.down.Store(false)
 	return n, nil
+}
+
+// isDown tells that the interface is down, unless that was told before.
+func (p *Port) isDown() {
+	if !p.down.Swap(true) && p.opts.Down != nil {
+		p.opts.Down()
+	}
 }
 
 const (
@@ -400,7 +413,10 @@ func (p *Port) send(n int) (done int, err error) {
 	}
 	switch errno {
 	case 0:
+		p.down.Store(false)
 		return done, nil
+	case unix.ENETDOWN, unix.ENXIO: // the latter once it is deleted
+		p.isDown()
 	case unix.EBADF, unix.ENOTSOCK, unix.EFAULT:
 		return 0, errno
 	}

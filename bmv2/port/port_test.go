@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"xagg/bmv2/internal/vethtest"
 	"xagg/bmv2/port"
 )
@@ -128,6 +130,63 @@ func TestFrameTooLongForMTU(t *testing.T) {
 	}
 	if n := a.Counts().Unsendable; n != 1 {
 		t.Errorf("%d frames counted as not sendable, want 1", n)
+	}
+}
+
+// An interface that is down when it is opened, goes down or is deleted is told each time, once.
+func TestDown(t *testing.T) {
+	s := vethtest.New(t, 1)
+	link := func(do func(netlink.Link) error) {
+		t.Helper()
+		if err := s.Do(func() error {
+			l, err := netlink.LinkByName("s0")
+			if err != nil {
+				return err
+			}
+			return do(l)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	told := make(chan struct{}, 10)
+	tell := func(when string, p *port.Port) {
+		t.Helper()
+		select {
+		case <-told:
+		case <-time.After(patience):
+			t.Fatalf("%s: not told", when)
+		}
+		for range 3 { // nor again by those who send all the same
+			if err := p.Send([][]byte{frame(0x88b5, 60)}); err != nil {
+				t.Fatalf("%s: %v", when, err)
+			}
+		}
+		if len(told) != 0 {
+			t.Fatalf("%s: told %d times more", when, len(told))
+		}
+	}
+	link(netlink.LinkSetDown)
+	a := open(t, s, "s0", port.Options{Down: func() { told <- struct{}{} }})
+	b := open(t, s, "h0", port.Options{})
+	atA := receive(t, a)
+	tell("down when opened", a)
+	for _, end := range []struct {
+		name string
+		do   func(netlink.Link) error
+	}{{"down", netlink.LinkSetDown}, {"deleted", netlink.LinkDel}} {
+		link(netlink.LinkSetUp)
+		for got := false; !got; { // until the kernel has noticed that the link is up
+			if err := b.Send([][]byte{frame(0x88b5, 60)}); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-atA:
+				got = true
+			case <-time.After(time.Millisecond):
+			}
+		}
+		link(end.do)
+		tell(end.name, a)
 	}
 }
 
