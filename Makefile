@@ -17,7 +17,7 @@ demo: build ## all-reduce real gradients in all three modes
 
 .PHONY: test
 test: ## run all tests
-	go test ./...
+	go test -timeout 30m ./...
 
 .PHONY: generate
 generate: ## regenerate what is generated (needs clang, protoc; p4c where installed)
