@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 
 	"xagg/api"
+	"xagg/bmv2/fault"
 	"xagg/lab"
 	"xagg/lab/memory"
 	"xagg/wire"
@@ -22,7 +23,9 @@ type process struct {
 }
 
 func startMemory(ctx context.Context, topology lab.Topology, opts *Options) (testbed, error) {
-	l, err := memory.New(ctx, memory.Config{Topology: topology, PcapFile: opts.Pcap, Log: opts.Log})
+	l, err := memory.New(ctx, memory.Config{
+		Topology: topology, Faults: opts.Faults, NoChecksum: opts.NoChecksum, PcapFile: opts.Pcap, Log: opts.Log,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -30,6 +33,8 @@ func startMemory(ctx context.Context, topology lab.Topology, opts *Options) (tes
 }
 
 func (p *process) controller() grpc.ClientConnInterface { return p.lab.Controller() }
+
+func (p *process) faults() []fault.PathCounts { return p.lab.Faults() }
 
 func (p *process) close() error { return p.lab.Close() }
 

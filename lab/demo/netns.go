@@ -23,6 +23,7 @@ import (
 
 	"xagg/api"
 	"xagg/bmv2/capture"
+	"xagg/bmv2/fault"
 	"xagg/internal/endpoint"
 	"xagg/lab"
 	"xagg/lab/netns"
@@ -55,7 +56,7 @@ func startNetns(ctx context.Context, topology lab.Topology, opts *Options) (test
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	spec := netns.Spec{}
+	spec := netns.Spec{Faults: opts.Faults}
 	for i, h := range append(append([]lab.Host{}, topology.Workers...), topology.Servers...) {
 		spec.Hosts = append(spec.Hosts, netns.Host{
 			Name: h.Name, Addr: netip.PrefixFrom(h.IP, 16), MAC: net.HardwareAddr(h.MAC[:]), Port: int(h.Port),
@@ -256,6 +257,9 @@ func (n *namespaces) worker(ctx context.Context, job string, rank int, take func
 	if n.opts.Grads != "" {
 		args = append(args, "--grads", n.opts.Grads)
 	}
+	if n.opts.NoChecksum {
+		args = append(args, "--no-checksum")
+	}
 	if delay := n.opts.Straggler[rank]; delay > 0 {
 		args = append(args, "--delay", delay.String())
 	}
@@ -313,6 +317,8 @@ func (n *namespaces) take(out io.Reader, dir string, rank int, take func(reduced
 	}
 	return lines.Err()
 }
+
+func (n *namespaces) faults() []fault.PathCounts { return n.lab.Faults() }
 
 func (n *namespaces) close() error {
 	var errs []error
