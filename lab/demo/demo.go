@@ -4,6 +4,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ import (
 	"xagg/policy"
 	"xagg/wire"
 	"xagg/wire/check"
+	"xagg/worker"
 	"xagg/worker/grads"
 	"xagg/worker/replay"
 )
@@ -210,6 +212,39 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 	}
 	report.Exact = report.Exact && report.Capture.OK
 	return report, nil
+}
+
+// abortGrace is how long the workers of a job have to end by themselves when one of them has failed. The controller
+// tells them within moments, and what they say then belongs to the picture.
+const abortGrace = 2 * time.Second
+
+// eachRank runs work for all ranks and returns what they failed of: first and perhaps only the cause, then what that
+// meant for the others. ctx ends for them a while after the first has failed.
+func eachRank(ctx context.Context, ranks int, work func(ctx context.Context, rank int) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make([]error, ranks)
+	var group sync.WaitGroup
+	var once sync.Once
+	for rank := range ranks {
+		group.Go(func() {
+			if err := work(ctx, rank); err != nil {
+				errs[rank] = fmt.Errorf("worker %d: %w", rank, err)
+				once.Do(func() { time.AfterFunc(abortGrace, cancel) })
+			}
+		})
+	}
+	group.Wait()
+	slices.SortStableFunc(errs, func(a, b error) int { return cmp.Compare(consequence(a), consequence(b)) })
+	return errors.Join(errs...)
+}
+
+// consequence is 1 for an error that another worker's failure has brought about, and else 0.
+func consequence(err error) int {
+	if _, ok := errors.AsType[*worker.AbortError](err); ok || errors.Is(err, context.Canceled) {
+		return 1
+	}
+	return 0
 }
 
 // linked reports whether a fault's port has a host.

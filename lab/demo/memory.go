@@ -2,9 +2,6 @@ package demo
 
 import (
 	"context"
-	"fmt"
-
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"xagg/api"
@@ -39,16 +36,9 @@ func (p *process) faults() []fault.PathCounts { return p.lab.Faults() }
 func (p *process) close() error { return p.lab.Close() }
 
 func (p *process) run(ctx context.Context, job string, take func(reduced) error) error {
-	group, ctx := errgroup.WithContext(ctx)
-	for rank := range p.opts.Workers {
-		group.Go(func() error {
-			if err := p.worker(ctx, job, rank, take); err != nil {
-				return fmt.Errorf("worker %d: %w", rank, err)
-			}
-			return nil
-		})
-	}
-	return group.Wait()
+	return eachRank(ctx, p.opts.Workers, func(ctx context.Context, rank int) error {
+		return p.worker(ctx, job, rank, take)
+	})
 }
 
 func (p *process) worker(ctx context.Context, job string, rank int, take func(reduced) error) error {

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"xagg/api"
@@ -225,17 +224,9 @@ func tail(file string) string {
 }
 
 func (n *namespaces) run(ctx context.Context, job string, take func(reduced) error) error {
-	group, ctx := errgroup.WithContext(ctx)
-	for rank := range n.topology.Workers {
-		group.Go(func() error {
-			if err := n.worker(ctx, job, rank, take); err != nil {
-				return fmt.Errorf("worker %d: %w", rank, err)
-			}
-			return nil
-		})
-	}
-	err := group.Wait()
-	return errors.Join(err, n.dead())
+	return errors.Join(eachRank(ctx, len(n.topology.Workers), func(ctx context.Context, rank int) error {
+		return n.worker(ctx, job, rank, take)
+	}), n.dead())
 }
 
 // worker runs one worker process and takes what it writes: a JSON object per all-reduce on stdout, and its integers in

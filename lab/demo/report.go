@@ -96,7 +96,9 @@ func (r *Report) WriteTable(w io.Writer) error {
 		fmt.Fprintf(w, "%s: links: %d frames, %d dropped, %d duplicated, %d reordered, %d delayed, %d corrupted\n", run.Mode,
 			all.Frames, all.Dropped, all.Duplicated, all.Reordered, all.Delayed, all.Corrupted)
 		for _, name := range slices.Sorted(maps.Keys(run.Reasons)) {
-			fmt.Fprintf(w, "%s: %s:%s\n", run.Mode, name, list(run.Reasons[name]))
+			if len(run.Reasons[name]) != 0 {
+				fmt.Fprintf(w, "%s: %s:%s\n", run.Mode, name, list(run.Reasons[name]))
+			}
 		}
 	}
 	for _, run := range r.Runs {
