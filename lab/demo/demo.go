@@ -120,6 +120,9 @@ func (o *Options) validate() error {
 	if err := fault.Check(o.Faults); err != nil {
 		return &UsageError{err.Error()}
 	}
+	if o.Pcap != "" && slices.ContainsFunc(o.Faults, func(f fault.Spec) bool { return f.Corrupt > 0 }) {
+		return usagef("a capture that is to be checked and faults that corrupt packets do not go together: leave out one of them")
+	}
 	if len(o.Steer) == 0 {
 		for rank := range o.Straggler {
 			o.Steer = append(o.Steer, rank)
