@@ -19,6 +19,7 @@ func newDemoCommand(env *env) *cobra.Command {
 		modes      []string
 		stragglers []string
 		output     string
+		faults     faultFlags
 	)
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -37,13 +38,18 @@ everything runs in one process.`,
 		Example: `  xagg demo
   xagg demo --mode hybrid --straggler 3=20ms --pcap demo.pcapng
   xagg demo --grads synthetic:1000000 --workers 8 --rounds 5 -o json
-  xagg demo --switch simple_switch_grpc`,
+  xagg demo --switch simple_switch_grpc
+  xagg demo --fault drop=5%,reorder=5% --fault corrupt=1%,port=65`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
 				return usagef("--output %q: want text or json", output)
 			}
 			if err := prepareDemo(env, cmd, &opts, modes, stragglers); err != nil {
+				return err
+			}
+			var err error
+			if opts.Faults, err = faults.specs(); err != nil {
 				return err
 			}
 			opts.Log = env.log
@@ -76,6 +82,8 @@ everything runs in one process.`,
 	f.IntVar(&opts.Workers, "workers", 0, "number of workers (default: the ranks of the gradients; 4 for synthetic ones)")
 	f.IntVar(&opts.Rounds, "rounds", 0, "all-reduces per mode (default: each step three times)")
 	f.StringArrayVar(&stragglers, "straggler", nil, "RANK=DELAY: this rank comes later to every all-reduce, and hybrid steers it")
+	faults.add(f)
+	f.BoolVar(&opts.NoChecksum, "no-checksum", false, "workers send without UDP checksums; damaged packets then show in the results' tags")
 	f.StringVar(&opts.Pcap, "pcap", "", "write all frames of all switch ports to this file, and check it")
 	f.DurationVar(&opts.Timeout, "timeout", 60*time.Second, "of one all-reduce")
 	f.StringVarP(&output, "output", "o", "text", "text or json")

@@ -4,8 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
+
+	"xagg/bmv2/fault"
+	"xagg/wire"
 )
 
 // SchemaVersion is the version of a Report's JSON form. It changes when a field changes its meaning or goes away.
@@ -43,6 +49,10 @@ type Result struct {
 	Partials            uint64  `json:"partials"` // that the switch sent
 	Resends             uint64  `json:"resends"`  // of the packets
 	Saturated           uint64  `json:"saturated_lanes"`
+	// Reasons are the packets of the run by what the switch, and each server by its name, has done with them.
+	Reasons map[string]map[string]uint64 `json:"reasons"`
+	// Faults is what happened on the links on purpose.
+	Faults []fault.PathCounts `json:"faults,omitempty"`
 }
 
 // Capture is the verdict on a demo's own capture.
@@ -76,6 +86,22 @@ func (r *Report) WriteTable(w io.Writer) error {
 		return err
 	}
 	for _, run := range r.Runs {
+		if len(run.Faults) == 0 {
+			continue
+		}
+		var all fault.Counts
+		for _, c := range run.Faults {
+			all.Add(c.Counts)
+		}
+		fmt.Fprintf(w, "%s: links: %d frames, %d dropped, %d duplicated, %d reordered, %d delayed, %d corrupted\n", run.Mode,
+			all.Frames, all.Dropped, all.Duplicated, all.Reordered, all.Delayed, all.Corrupted)
+		for _, name := range slices.Sorted(maps.Keys(run.Reasons)) {
+			if len(run.Reasons[name]) != 0 {
+				fmt.Fprintf(w, "%s: %s:%s\n", run.Mode, name, list(run.Reasons[name]))
+			}
+		}
+	}
+	for _, run := range r.Runs {
 		if run.Error != "" {
 			fmt.Fprintf(w, "%s: not exact: %s\n", run.Mode, run.Error)
 		}
@@ -94,6 +120,17 @@ func (r *Report) WriteTable(w io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// list spells counts by reason in the order of the reasons' codes.
+func list(counts map[string]uint64) string {
+	var b strings.Builder
+	for reason := range wire.Reason(wire.NumReasons) {
+		if n := counts[reason.String()]; n != 0 {
+			fmt.Fprintf(&b, " %s %d", reason, n)
+		}
+	}
+	return b.String()
 }
 
 func seconds(s float64) time.Duration {
