@@ -15,15 +15,18 @@ import (
 // packets without bound, with the controller's single steps somewhere between. Every result must be exact, everybody
 // must change plans at the same round, and nobody may get stuck.
 func TestChangeOfPlan(t *testing.T) {
-	modes := map[string][]SwitchPlan{
-		"switch hybrid server switch": {{Cohort: 7}, {Cohort: 3, Servers: 2}, {Servers: 1}, {Cohort: 7}},
-		"server switch hybrid server": {{Servers: 2}, {Cohort: 7}, {Cohort: 6, Servers: 1}, {Servers: 2}},
-		"another straggler":           {{Cohort: 3, Servers: 2}, {Cohort: 5, Servers: 1}, {Cohort: 6, Servers: 2}, {Cohort: 1, Servers: 1}},
+	tests := []struct {
+		name  string
+		modes []SwitchPlan
+	}{
+		{"switch, hybrid, server, switch", []SwitchPlan{{Cohort: 7}, {Cohort: 3, Servers: 2}, {Servers: 1}, {Cohort: 7}}},
+		{"server, switch, hybrid, server", []SwitchPlan{{Servers: 2}, {Cohort: 7}, {Cohort: 6, Servers: 1}, {Servers: 2}}},
+		{"another straggler", []SwitchPlan{{Cohort: 3, Servers: 2}, {Cohort: 5, Servers: 1}, {Cohort: 6, Servers: 2}, {Cohort: 1, Servers: 1}}},
 	}
-	for name, modes := range modes {
-		t.Run(name, func(t *testing.T) {
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
-				s := newChange(t, modes)
+				s := newChange(t, test.modes)
 				act := rapid.SampledFrom([]func(){
 					s.deliver, s.deliver, s.deliver, s.deliver, s.deliver, s.send, s.send, s.send, s.send,
 					s.drop, s.duplicate, s.duplicate, s.tick, s.control,
@@ -47,6 +50,7 @@ type change struct {
 	servers []*Server
 	workers []*Window
 	net     []flying
+	old     []flying // all that was ever sent
 	plans   []SwitchPlan
 	plan    int // the plan that the controller is changing from
 	step    int // of the change
@@ -211,6 +215,9 @@ func (s *change) put(f flying) {
 	p := *f.p
 	f.p = &p
 	s.net = append(s.net, f)
+	q := p // an aggregator turns the packet that it gets into its answer
+	f.p = &q
+	s.old = append(s.old, f)
 }
 
 // take takes a packet out of flight.
@@ -227,16 +234,19 @@ func (s *change) take() (flying, bool) {
 
 func (s *change) drop() { s.take() }
 
+// duplicate puts a copy of any packet that was ever sent in flight.
 func (s *change) duplicate() {
-	if f, ok := s.take(); ok {
-		s.put(f)
-		if len(s.net) < 64 {
-			s.put(f)
-		}
+	if len(s.old) > 0 && len(s.net) < 64 {
+		f := s.old[rapid.Uint32().Draw(s.t, "old")%uint32(len(s.old))]
+		p := *f.p
+		f.p = &p
+		s.net = append(s.net, f)
 	}
 }
 
-func (s *change) tick() { s.now += time.Duration(rapid.IntRange(0, 100).Draw(s.t, "ms")) * time.Millisecond }
+func (s *change) tick() {
+	s.now += time.Duration(rapid.IntRange(0, 100).Draw(s.t, "ms")) * time.Millisecond
+}
 
 func (s *change) deliver() {
 	if f, ok := s.take(); ok {

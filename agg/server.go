@@ -99,7 +99,7 @@ func (s *Server) Handle(now uint64, p *wire.Packet) Outcome {
 	if why := plan.admit(p); why != wire.ReasonNone {
 		return refuse(p, why)
 	}
-	slot := &s.slots[plan.Base+p.Round&(plan.Rounds-1)*plan.Chunks+p.Chunk]
+	slot := &s.slots[plan.Base+(p.Round&(plan.Rounds-1))*plan.Chunks+p.Chunk]
 
 	added := false
 	switch order := slot.compare(p); {

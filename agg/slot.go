@@ -21,8 +21,8 @@ type slot struct {
 
 	sticky    wire.Flags // of wire.StickyFlags
 	amax      uint8
-	last      uint8 // rank of the last contributor
-	nextEpoch uint16
+	last      uint8  // rank of the last contributor
+	nextEpoch uint16 // that the RESULT announced; 0 until then, and where the slot only makes a PARTIAL
 	mask      uint64
 	tag       [2]uint32
 
@@ -69,14 +69,11 @@ func (s *slot) fits(p *wire.Packet) bool {
 	return s.elems == p.Elems && s.blocks == p.Blocks && s.exponent == p.Exponent && s.shape == p.Flags&wire.ShapeFlags
 }
 
-// put turns p into a RESULT or PARTIAL with the slot's sum. Of a PARTIAL the next epoch is nobody's business.
+// put turns p into a RESULT or PARTIAL with the slot's sum.
 func (s *slot) put(t wire.Type, p *wire.Packet) {
 	p.Type = t
 	p.Flags = p.Flags&wire.ShapeFlags | s.sticky
 	s.values(p)
-	if t == wire.TypePartial {
-		p.NextEpoch = 0
-	}
 	p.Reason = wire.ReasonNone
 	copy(p.Lanes[:len(s.lanes)], s.lanes)
 }

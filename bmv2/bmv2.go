@@ -4,7 +4,8 @@
 //
 // The pieces: package engine is the pure core (program, tables, packets; no sockets, no goroutines), package p4rt
 // the P4Runtime server on top of it, package port the frame input and output on network interfaces, package capture
-// a pcapng writer for any number of interfaces.
+// a pcapng writer for any number of interfaces, package dataplane the way to give a real switch frames without
+// interfaces.
 package bmv2
 
 import (

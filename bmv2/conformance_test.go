@@ -6,14 +6,12 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -28,6 +26,7 @@ import (
 	"xagg/bmv2/dataplane"
 	"xagg/bmv2/engine"
 	"xagg/bmv2/p4rt"
+	"xagg/tests/require"
 )
 
 const cpuPort = 510
@@ -40,19 +39,8 @@ type rig struct {
 	exchange func(t *testing.T, in []dataplane.Frame) [][]dataplane.Frame
 }
 
-// requireBMv2 skips the test where there is no real switch, unless XAGG_REQUIRE says that there has to be one.
-func requireBMv2(t *testing.T) {
-	t.Helper()
-	if _, err := bmv2.FindSimpleSwitch(""); errors.Is(err, bmv2.ErrNoSimpleSwitch) {
-		if slices.Contains(strings.Split(os.Getenv("XAGG_REQUIRE"), ","), "bmv2") {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
-}
-
 func realRig(t *testing.T) *rig {
-	requireBMv2(t)
+	require.Have(t, require.BMv2)
 	dir := t.TempDir()
 	data := "unix:" + filepath.Join(dir, "data.sock")
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

@@ -23,6 +23,7 @@ import (
 	"xagg/bmv2"
 	"xagg/bmv2/internal/vethtest"
 	"xagg/bmv2/port"
+	"xagg/tests/require"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -376,7 +377,7 @@ func TestSimpleSwitchErrors(t *testing.T) {
 
 // TestSimpleSwitchOnInterfaces is the real switch in a namespace with real links.
 func TestSimpleSwitchOnInterfaces(t *testing.T) {
-	requireBMv2(t)
+	require.Have(t, require.BMv2)
 	s := vethtest.New(t, 2)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

@@ -451,3 +451,68 @@ func TestPacketIO(t *testing.T) {
 		}
 	})
 }
+
+// TestStreamErrors are the engine's: simple_switch_grpc drops such messages in silence unless it is told otherwise.
+func TestStreamErrors(t *testing.T) {
+	r := engineRig(t)
+	expect := func(what string, s p4v1.P4Runtime_StreamChannelClient, m *p4v1.StreamMessageRequest, want codes.Code) {
+		t.Helper()
+		if err := s.Send(m); err != nil {
+			t.Fatal(err)
+		}
+		got, err := s.Recv()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if codes.Code(got.GetError().GetCanonicalCode()) != want {
+			t.Errorf("%s: %v, want a stream error of %v", what, got, want)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	early, err := r.client.StreamChannel(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	arbitrate(t, early, 9)
+	expectRole(t, "early", early, codes.OK, 9)
+	expect("packet-out before a pipeline", early, packetOut(1, nil), codes.FailedPrecondition)
+	_, err = r.client.GetForwardingPipelineConfig(ctx, &p4v1.GetForwardingPipelineConfigRequest{})
+	if status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("pipeline before a pipeline: %v", err)
+	}
+	if err := early.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := early.Recv(); err != io.EOF {
+		t.Fatalf("after the end: %v %v", m, err)
+	}
+
+	r.start(t, switchJSON, switchInfo)
+	bad := packetOut(1, nil)
+	bad.GetPacket().Metadata[0].MetadataId = 9
+	expect("unknown metadata", r.stream, bad, codes.InvalidArgument)
+	ack := &p4v1.StreamMessageRequest{Update: &p4v1.StreamMessageRequest_DigestAck{DigestAck: &p4v1.DigestListAck{}}}
+	expect("digest ack", r.stream, ack, codes.Unimplemented)
+	second, err := r.client.StreamChannel(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	arbitrate(t, second, 5)
+	expectRole(t, "second", second, codes.OK, 5)
+	expectRole(t, "first", r.stream, codes.AlreadyExists, 5)
+	expect("packet-out from a backup", r.stream, packetOut(1, nil), codes.PermissionDenied)
+
+	other, err := r.client.StreamChannel(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = other.Send(&p4v1.StreamMessageRequest{Update: &p4v1.StreamMessageRequest_Arbitration{
+		Arbitration: &p4v1.MasterArbitrationUpdate{DeviceId: 3, ElectionId: election}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Recv(); status.Code(err) != codes.NotFound {
+		t.Errorf("another device: %v, want NotFound", err)
+	}
+}

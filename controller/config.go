@@ -1,6 +1,7 @@
 package controller
 
 import (
+	_ "embed" // the example
 	"encoding"
 	"errors"
 	"fmt"
@@ -15,6 +16,11 @@ import (
 
 	"xagg/policy"
 )
+
+// Example is a complete configuration file with comments.
+//
+//go:embed example.yaml
+var Example string
 
 // DefaultListen is where a controller listens when nothing else is asked for, and where its clients look for it: the
 // protocol's UDP port number, on TCP.

@@ -59,6 +59,19 @@ func TestGoodConfig(t *testing.T) {
 	}
 }
 
+func TestExample(t *testing.T) {
+	cfg, err := Parse("example.yaml", []byte(Example))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(cfg); err != nil {
+		t.Error(err)
+	}
+	if len(cfg.Hosts) != 3 || len(cfg.Servers) != 1 || len(cfg.Jobs) != 1 {
+		t.Errorf("got %+v", cfg)
+	}
+}
+
 // TestBadConfig compares errors with the first line of each file, a comment.
 func TestBadConfig(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.bad.yaml")

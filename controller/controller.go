@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 
 	"xagg/api"
 	"xagg/controller/channel"
@@ -27,6 +28,8 @@ const (
 	writeTimeout = 10 * time.Second
 	// readTimeout bounds what a status reads from each device.
 	readTimeout = 3 * time.Second
+	// keepaliveTime is how long a client may be silent before it is asked, and then again until it is taken for gone.
+	keepaliveTime = 20 * time.Second
 )
 
 // Controller is a running or about to run controller. See [New].
@@ -104,7 +107,7 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		if err != nil {
 			return nil, fmt.Errorf("plan job %q: %w", spec.Name, under(fmt.Sprintf("jobs[%d]", i), err))
 		}
-		c.meets[spec.Name] = newRendezvous(spec.Name, spec.Ranks)
+		c.meets[spec.Name] = newRendezvous(j)
 		if len(j.decision.Servers) > 0 {
 			c.errs[spec.Name] = errNotInstalled
 		}
@@ -157,7 +160,10 @@ func Listen(address string) (net.Listener, error) {
 // closes lis and every connection before it returns, and may be called once.
 func (c *Controller) Run(ctx context.Context, lis net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
-	srv := grpc.NewServer(grpc.WaitForHandlers(true))
+	srv := grpc.NewServer(
+		grpc.WaitForHandlers(true),
+		// A worker's host that dies without a word is noticed too.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTime}))
 	api.RegisterControllerServer(srv, &service{c: c, ctx: ctx})
 
 	c.running.Go(func() { c.keepSwitch(ctx) })
@@ -342,11 +348,14 @@ func (c *Controller) applyAll(ctx context.Context) error {
 		return err
 	}
 	c.mu.Lock()
-	jobs := c.intent.sorted()
+	var ids []uint16
+	for _, j := range c.intent.sorted() {
+		ids = append(ids, j.id)
+	}
 	c.mu.Unlock()
-	for _, j := range jobs {
-		if err := c.apply(ctx, j.id); err != nil {
-			c.log.Warn("job is not installed yet", "job", j.spec.Name, "err", err)
+	for _, id := range ids {
+		if err := c.apply(ctx, id); err != nil {
+			c.log.Warn("job is not installed yet", "job", id, "err", err)
 		}
 	}
 	return nil

@@ -411,7 +411,7 @@ func TestStatus(t *testing.T) {
 	r.sw.Stop()
 	r.until("status tells what is gone", func() bool {
 		reply, err := r.client.Status(r.context(), &api.StatusRequest{})
-		return err == nil && !reply.Switch.Ready && reply.Switch.Error != "" && !reply.Servers[1].Ready && reply.Servers[1].Error != "" &&
+		return err == nil && !reply.Switch.Ready && strings.Contains(reply.Switch.Error, "closed") && !reply.Servers[1].Ready && reply.Servers[1].Error != "" &&
 			reply.Servers[0].Ready
 	})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -740,7 +740,7 @@ func TestServerRestarts(t *testing.T) {
 	r := newRoom(t, testConfig(), nil)
 	r.ready()
 	job := r.create("train", 4, hybridPolicy())
-	gone := r.create("gone", 4, &api.Policy{Mode: "server", Servers: []string{"s0"}})
+	gone := r.create("gone", 4, &api.Policy{Mode: "server"})
 	s0 := r.agents["s0"]
 	s0.stop()
 	r.until("the server is missed", func() bool {
@@ -753,6 +753,9 @@ func TestServerRestarts(t *testing.T) {
 	}
 	if _, err := r.client.RemoveJob(r.context(), &api.RemoveJobRequest{Name: "gone"}); err != nil {
 		t.Errorf("remove while the server is gone: %v", err)
+	}
+	if keys := r.agents["s1"].planKeys(); !slices.Equal(keys, []planKey{{"s1", uint16(job.Id), 1}}) {
+		t.Errorf("server s1, which is there, has %v", keys)
 	}
 	s0.mu.Lock()
 	s0.calls = nil

@@ -192,12 +192,12 @@ func TestCreateRefuses(t *testing.T) {
 
 	// Table sizes: the switch would say no more than UNKNOWN.
 	in = newIntent(t, testConfig())
-	in.sizes[tableMember] = 6
+	in.sizes[tableMember] = 7
 	if _, err := in.create(spec("a", nil)); err != nil {
 		t.Fatal(err)
 	}
 	_, err = in.create(spec("b", nil))
-	if want := "4 entries of table XaggIngress.member are needed and 2 are free; remove a job"; err == nil || err.Error() != want {
+	if want := "4 entries of table XaggIngress.member are needed and 3 are free; remove a job"; err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
 }

@@ -25,6 +25,7 @@ const (
 // only ever close.
 type rendezvous struct {
 	job   string
+	id    uint16  // of the job's incarnation
 	seats []*seat // by rank; nil = free
 	left  uint64  // mask
 	state state
@@ -41,9 +42,9 @@ type seat struct {
 	digest string
 }
 
-func newRendezvous(job string, ranks int) *rendezvous {
+func newRendezvous(j *job) *rendezvous {
 	return &rendezvous{
-		job: job, seats: make([]*seat, ranks), state: stateWaiting,
+		job: j.spec.Name, id: j.id, seats: make([]*seat, j.spec.Ranks), state: stateWaiting,
 		ready: make(chan struct{}), over: make(chan struct{}),
 	}
 }
@@ -174,6 +175,4 @@ func (r *rendezvous) abort(err error, odd []uint32) {
 	close(r.over)
 }
 
-var (
-	errRemoved = errors.New("the job was removed")
-)
+var errRemoved = errors.New("the job was removed")

@@ -16,10 +16,12 @@ func seatOf(rank int, digest string) seat {
 	return seat{member: member{Host{Name: fmt.Sprint("w", rank), IP: ip}, 19860}, digest: digest}
 }
 
+func jobOf(ranks int) *job { return &job{spec: JobSpec{Name: "train", Ranks: ranks}} }
+
 // meet seats ranks with the given digests.
 func meet(t *testing.T, digests ...string) *rendezvous {
 	t.Helper()
-	r := newRendezvous("train", len(digests))
+	r := newRendezvous(jobOf(len(digests)))
 	for rank, d := range digests {
 		if err := r.join(rank, seatOf(rank, d)); err != nil {
 			t.Fatal(err)
@@ -92,7 +94,7 @@ func TestRendezvous(t *testing.T) {
 		}
 	})
 	t.Run("a rank dies in the barrier", func(t *testing.T) {
-		r := newRendezvous("train", 2)
+		r := newRendezvous(jobOf(2))
 		for range 3 {
 			if err := r.join(0, seatOf(0, "a")); err != nil {
 				t.Fatal(err)
@@ -125,7 +127,7 @@ func TestRendezvous(t *testing.T) {
 		}
 	})
 	t.Run("seats", func(t *testing.T) {
-		r := newRendezvous("train", 3)
+		r := newRendezvous(jobOf(3))
 		if err := r.join(1, seatOf(1, "a")); err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +151,7 @@ func TestRendezvous(t *testing.T) {
 func TestRendezvousNeverGetsStuck(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 4).Draw(t, "ranks")
-		r := newRendezvous("train", n)
+		r := newRendezvous(jobOf(n))
 		gone := make([]bool, n) // since its last join
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			rank := rapid.IntRange(0, n-1).Draw(t, "rank")

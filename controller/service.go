@@ -87,22 +87,25 @@ func (s *service) CreateJob(_ context.Context, req *api.CreateJobRequest) (*api.
 func (c *Controller) createJob(ctx context.Context, spec JobSpec) (*api.Job, error) {
 	c.mu.Lock()
 	j, err := c.intent.create(spec)
-	if err == nil {
-		c.meets[spec.Name] = newRendezvous(spec.Name, spec.Ranks)
-	}
-	c.mu.Unlock()
 	if err != nil {
+		c.mu.Unlock()
 		return nil, fmt.Errorf("create job %q: %w", spec.Name, err)
 	}
-	if err := c.apply(ctx, j.id); err != nil {
+	id := j.id // from now on workers may join, and the job begin anew
+	c.meets[spec.Name] = newRendezvous(j)
+	c.mu.Unlock()
+	if err := c.apply(ctx, id); err != nil {
 		if rerr := c.dropJob(ctx, spec.Name, err); rerr != nil {
 			c.log.Warn("job that was not created is not removed everywhere yet", "job", spec.Name, "err", rerr)
 		}
 		return nil, fmt.Errorf("create job %q: %w", spec.Name, err)
 	}
-	c.log.Info("job created", "job", spec.Name, "id", j.id, "plan", j.decision.Explanation)
+	c.log.Info("job created", "job", spec.Name, "id", id, "plan", j.decision.Explanation)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.intent.jobs[spec.Name] != j {
+		return nil, status.Errorf(codes.Aborted, "create job %q: it was removed meanwhile", spec.Name)
+	}
 	return c.describe(j), nil
 }
 
@@ -157,7 +160,11 @@ func (s *service) Join(req *api.JoinRequest, stream api.Controller_JoinServer) e
 		select {
 		case <-ready:
 			ready = nil
-			if err := stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Ready{Ready: s.c.readyEvent(meet)}}); err != nil {
+			event := s.c.readyEvent(meet)
+			if event == nil {
+				continue // the job was removed this very moment: it is over
+			}
+			if err := stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Ready{Ready: event}}); err != nil {
 				return err
 			}
 		case <-meet.over:
@@ -188,7 +195,7 @@ func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*rendezvou
 	}
 	if meet.ended() {
 		c.intent.renew(j)
-		meet = newRendezvous(j.spec.Name, j.spec.Ranks)
+		meet = newRendezvous(j)
 		c.meets[j.spec.Name] = meet
 		c.log.Info("job begins anew", "job", j.spec.Name, "id", j.id)
 	}
@@ -198,8 +205,7 @@ func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*rendezvou
 	c.log.Info("rank joined", "job", j.spec.Name, "rank", rank, "host", m.host.Name, "udp_port", m.udpPort)
 	if meet.state == stateInstalling {
 		j.members = meet.members()
-		id := j.id
-		c.running.Go(func() { c.install(ctx, id, meet) })
+		c.running.Go(func() { c.install(ctx, meet) })
 	}
 	return meet, nil
 }
@@ -222,11 +228,11 @@ func (c *Controller) memberOf(req *api.JoinRequest) (member, error) {
 
 // install programs the switch for the ranks that have joined, and lets them go. While a device is not ready it waits,
 // as long as the ranks do.
-func (c *Controller) install(ctx context.Context, id uint16, meet *rendezvous) {
+func (c *Controller) install(ctx context.Context, meet *rendezvous) {
 	name := meet.job
 	for {
 		changed := c.links.changed()
-		err := c.apply(ctx, id)
+		err := c.apply(ctx, meet.id)
 		if err == nil {
 			c.mu.Lock()
 			meet.installed()
@@ -263,12 +269,13 @@ func (c *Controller) gone(meet *rendezvous, rank int) {
 	}
 }
 
+// readyEvent returns what the ranks of a job have to know, or nil when the incarnation is no more.
 func (c *Controller) readyEvent(meet *rendezvous) *api.Ready {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	j := c.intent.jobs[meet.job]
-	if j == nil { // removed this very moment: the rendezvous is over
-		return &api.Ready{}
+	j := c.intent.byID(meet.id)
+	if j == nil {
+		return nil
 	}
 	return &api.Ready{
 		Job:        uint32(j.id),

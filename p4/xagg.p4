@@ -435,7 +435,7 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
             bit<16> announced = 0;
             if (meta.bit_ == meta.expected) {
                 meta.verdict = CLOSED;
-                if (hdr.x.chunk == 0) {
+                if (hdr.x.chunk == 0 && meta.final == 1) { // else a server announces
                     announced = meta.next_epoch;
                 }
             }
@@ -489,7 +489,7 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
                     bit<16> announced = 0;
                     if (mask == meta.expected) {
                         meta.verdict = CLOSED;
-                        if (hdr.x.chunk == 0) {
+                        if (hdr.x.chunk == 0 && meta.final == 1) { // else a server announces
                             announced = meta.next_epoch;
                         }
                     }
@@ -715,7 +715,7 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
                 meta.reason = BAD_TYPE;
             } else if (hdr.x.blocks > 4 || hdr.udp.len != UDP_LEN + XAGG_LEN + ((bit<16>)hdr.x.blocks << 8)
                 || hdr.x.reserved != 0
-                || (hdr.x.type <= RESULT && (hdr.x.elems > 256 || need != (bit<17>)hdr.x.blocks))) {
+                || (hdr.x.type <= RESULT && need != (bit<17>)hdr.x.blocks)) { // so at most 256
                 meta.reason = LENGTH;
             } else if (standard_metadata.checksum_error == 1) {
                 meta.reason = CHECKSUM;
@@ -773,7 +773,6 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
                             if (meta.verdict == AGAIN_CLOSED) { meta.dest = TO_SENDER; }
                         } else if (meta.verdict != OPEN) {
                             hdr.x.type = PARTIAL;
-                            hdr.x.next_epoch = 0; // the server announces
                             meta.dest = TO_SERVER_AS_SERVICE;
                             if (meta.verdict == AGAIN_CLOSED) { meta.dest = TO_SERVER; }
                         }

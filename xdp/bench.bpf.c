@@ -36,23 +36,22 @@ static __always_inline void next_question(struct xdp_md *ctx)
 			round++;
 		}
 	}
-	// In words: bytes that were written one by one stall the processor when they are read as one word soon after.
+	// In wide words: what was written in parts stalls the processor when it is read as a whole soon after.
 	// Source and destination have changed places, which no checksum minds.
 	__u64 contributors = swap64(1ULL << (rank & 63));
-	__u32 *ip = (void *)f->ip, *udp = (void *)f->udp, *x = (void *)f->x;
+	__u32 *ip = (void *)f->ip, *udp = (void *)f->udp;
+	__u64 *x = (void *)f->x;
 	ip[0] = swap32(0x45000000 | (FRAME_LEN - ETH_LEN + MAX_LANES * 4));
 	ip[2] = swap32(64 << 24 | 17 << 16) | bench_ip_check << 16;
 	udp[0] = swap32(XAGG_PORT << 16 | XAGG_PORT);
 	udp[1] = swap16(FRAME_LEN - ETH_LEN - sizeof(*f->ip) + MAX_LANES * 4) | bench_udp_check << 16;
-	x[0] = swap32((XAGG_VERSION << 4 | TYPE_GRAD) << 24 | BENCH_JOB);
-	x[1] = swap32(BENCH_EPOCH << 16 | MAX_BLOCKS) | rank << 16;
-	x[2] = swap32(~(round + chunk));
-	x[3] = swap32(round);
-	x[4] = swap32(chunk);
-	x[5] = swap32(MAX_LANES << 16);
-	f->x->contributors = contributors;
-	*(__u64 *)&f->x->spread_us = ~contributors;
-	f->x->next_epoch = 0xffff ^ rank;
+	x[0] = swap64((__u64)(XAGG_VERSION << 4 | TYPE_GRAD) << 56 | (__u64)BENCH_JOB << 32 | BENCH_EPOCH << 16 | rank << 8 |
+		      MAX_BLOCKS);
+	x[1] = swap64((__u64)~(round + chunk) << 32 | round);
+	x[2] = swap64((__u64)chunk << 32 | MAX_LANES << 16);
+	x[3] = contributors;
+	x[5] = ~contributors;
+	x[6] = 0xffff ^ rank;
 }
 
 SEC("xdp")

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -249,6 +250,7 @@ func TestAttachErrors(t *testing.T) {
 
 // TestServe runs the whole server as the command does.
 func TestServe(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	enterNamespace(t)
 	vethPair(t, 1500)
 	namespace, err := os.Open("/proc/thread-self/ns/net")

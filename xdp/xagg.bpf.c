@@ -213,65 +213,45 @@ static __always_inline int udp_ok(const struct frame *f, __u64 sum)
 	return f->udp->check == 0 || fold(sum) == 0xffff;
 }
 
-// Everything that an answer may take from the slot.
-struct answer {
-	__u32 type;
-	__u32 blocks;
-	__u64 contributors;
-	__u32 tag[2];
-	__u32 spread_us, blocked_us;
-	__u16 next_epoch;
-	__u8 flags, rank, amax, reason;
-};
+static __always_inline void copy_mac(void *to, const void *from)
+{
+	*(__u32 *)to = *(const __u32 *)from;
+	*(__u16 *)(to + 4) = *(const __u16 *)(from + 4);
+}
 
 #ifndef XAGG_SHRINK
 #define XAGG_SHRINK(ctx, bytes) bpf_xdp_adjust_tail(ctx, -(int)(bytes))
 #endif
 
-// Turns the question in f into the answer and sends it back out: to the service where the plan is given, else to the
-// sender. Addresses and ports are swapped.
-static __always_inline int reply(struct xdp_md *ctx, const struct frame *f, const struct answer *a, const struct plan *service)
+// Sends a frame whose header is an answer back out, cut to the answer's blocks: to the service where the plan is given,
+// else to the sender. Addresses and ports are swapped.
+static __always_inline int reply(struct xdp_md *ctx, const struct frame *f, __u32 blocks, const struct plan *service)
 {
-	__u32 surplus = (f->x->blocks - a->blocks) * BLOCK_LANES * 4;
-	__u32 len = sizeof(*f->udp) + sizeof(*f->x) + a->blocks * BLOCK_LANES * 4;
+	__u32 surplus = (f->x->blocks - blocks) * BLOCK_LANES * 4;
+	__u32 len = sizeof(*f->udp) + sizeof(*f->x) + blocks * BLOCK_LANES * 4;
 	__u32 src = f->ip->dst, dst = f->ip->src;
-	__u16 port = f->udp->src;
-	struct mac mac = f->eth->src;
+	__u32 *ip = (void *)f->ip, *udp = (void *)f->udp;
+	struct mac mac;
 
+	f->x->blocks = blocks;
+	udp[0] = udp[0] << 16 | udp[0] >> 16;
+	udp[1] = swap16(len); // and no checksum
+	copy_mac(&mac, &f->eth->src);
 	if (service) {
 		mac = service->service_mac;
 		dst = service->service_ip;
-		port = swap16(XAGG_PORT);
+		f->udp->dst = swap16(XAGG_PORT);
 	}
-	f->eth->src = f->eth->dst;
-	f->eth->dst = mac;
+	copy_mac(&f->eth->src, &f->eth->dst);
+	copy_mac(&f->eth->dst, &mac);
 
 	// The IPv4 header is made anew, in words: identification 0, don't fragment, a time to live of 64.
-	__u32 *ip = (void *)f->ip;
 	__u32 w0 = swap32(0x45000000 | (sizeof(*f->ip) + len)), w1 = swap32(0x00004000), w2 = swap32(64 << 24 | 17 << 16);
 	ip[0] = w0;
 	ip[1] = w1;
 	ip[2] = w2 | (__u32)(__u16)~fold((__u64)w0 + w1 + w2 + src + dst) << 16;
 	ip[3] = src;
 	ip[4] = dst;
-
-	f->udp->src = f->udp->dst;
-	f->udp->dst = port;
-	f->udp->len = swap16(len);
-	f->udp->check = 0;
-
-	f->x->version_type = XAGG_VERSION << 4 | a->type;
-	f->x->flags = a->flags;
-	f->x->rank = a->rank;
-	f->x->blocks = a->blocks;
-	f->x->amax = a->amax;
-	f->x->contributors = swap64(a->contributors);
-	f->x->tag[0] = swap32(a->tag[0]);
-	f->x->tag[1] = swap32(a->tag[1]);
-	f->x->spread_us = swap32(a->spread_us);
-	f->x->blocked_us = swap32(a->blocked_us);
-	f->x->next_epoch = swap16(a->next_epoch);
-	f->x->reason = a->reason;
 
 	// Never seen to fail. If it does, the answer is lost like any other packet, and the kernel's tracepoint
 	// xdp:xdp_exception tells.
@@ -370,17 +350,21 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 		return XDP_DROP;
 	}
 
-	__u32 key = swap32(*(const __u32 *)&f->x->job), job = key >> 16, epoch = key & 0xffff;
-	__u32 type = f->x->version_type & 0xf, blocks = f->x->blocks, rank = f->x->rank;
-	__u32 round = swap32(f->x->round), chunk = swap32(f->x->chunk);
-	__u32 tag0 = swap32(f->x->tag[0]), tag1 = swap32(f->x->tag[1]);
-	__u64 bits = swap64(f->x->contributors);
-	__u32 shape = f->x->flags & SHAPE_FLAGS;
-	struct answer a = {.type = TYPE_ACK, .flags = shape, .rank = rank, .amax = f->x->amax};
+	struct xagg_header *x = f->x;
+	__u32 key = swap32(*(const __u32 *)&x->job), job = key >> 16, epoch = key & 0xffff;
+	__u32 type = x->version_type & 0xf, blocks = x->blocks, rank = x->rank;
+	__u32 round = swap32(x->round), chunk = swap32(x->chunk);
+	__u32 tag0 = swap32(x->tag[0]), tag1 = swap32(x->tag[1]);
+	__u64 bits = swap64(x->contributors);
+	__u32 shape = x->flags & SHAPE_FLAGS, sticky = x->flags & STICKY_FLAGS;
 	__u64 sum = udp_sum(f); // the lanes' part is added by the first pass over them
 	int good;
 
-	const struct plan *plan = bpf_map_lookup_elem(&plans, &key), *service = 0;
+	// The answer, as far as it is not the question's.
+	__u32 answer = TYPE_ACK, flags = shape, answer_blocks = 0, spread_us = 0, blocked_us = 0, next_epoch = 0;
+	const struct plan *service = 0;
+
+	const struct plan *plan = bpf_map_lookup_elem(&plans, &key);
 	struct slot *s = 0;
 	reason = admit(f, job, plan, bits, tag0, tag1);
 	if (!reason && plan) {
@@ -393,7 +377,7 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 		__u64 all = plan->ranks, now = bpf_ktime_get_ns(), first; // no helper may be called under the lock
 
 		bpf_spin_lock(&s->lock);
-		enum step step = step_of(s, job, epoch, round, shape, f->x, bits, all, &reason);
+		enum step step = step_of(s, job, epoch, round, shape, x, bits, all, &reason);
 		// Most packets are added, and the lanes are read only once for it: a contribution whose checksum turns out to
 		// be wrong is taken out again before anybody can see it.
 		if (likely(step == ADD)) {
@@ -408,9 +392,9 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 		if (step == ADD) {
 			if (now < s->last_ns) // processors may take the lock in another order than the time
 				now = s->last_ns;
-			s->sticky |= f->x->flags & STICKY_FLAGS;
-			if (s->amax < f->x->amax)
-				s->amax = f->x->amax;
+			s->sticky |= sticky;
+			if (s->amax < x->amax)
+				s->amax = x->amax;
 			s->rank = rank;
 			s->mask |= bits;
 			s->tag[0] += tag0;
@@ -421,12 +405,12 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 			s->job = job;
 			s->epoch = epoch;
 			s->round = round;
-			s->elems = swap16(f->x->elems);
+			s->elems = swap16(x->elems);
 			s->blocks = blocks;
-			s->exponent = f->x->exponent;
+			s->exponent = x->exponent;
 			s->shape = shape;
-			s->sticky = f->x->flags & STICKY_FLAGS;
-			s->amax = f->x->amax;
+			s->sticky = sticky;
+			s->amax = x->amax;
 			s->rank = rank;
 			s->mask = bits;
 			s->tag[0] = tag0;
@@ -436,30 +420,31 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 		}
 		first = s->first_ns;
 		if (step != REFUSED) {
-			a.contributors = s->mask;
-			a.amax = s->amax;
-			if (a.contributors == all) {
+			x->contributors = swap64(s->mask);
+			x->amax = s->amax;
+			tag0 = tag1 = 0;
+			if (s->mask == all) {
 				if (step != CLOSED)
 					s->next_epoch = chunk ? 0 : plan->next_epoch;
 				now = s->last_ns;
-				a.type = TYPE_RESULT;
-				a.blocks = blocks;
-				a.flags = shape | s->sticky;
-				a.rank = s->rank;
-				a.tag[0] = s->tag[0];
-				a.tag[1] = s->tag[1];
-				a.next_epoch = s->next_epoch;
-				a.blocked_us = microseconds(now - s->previous_ns);
+				answer = TYPE_RESULT;
+				answer_blocks = blocks;
+				flags |= s->sticky;
+				x->rank = s->rank;
+				tag0 = s->tag[0];
+				tag1 = s->tag[1];
+				next_epoch = s->next_epoch;
+				blocked_us = microseconds(now - s->previous_ns);
 				over_lanes(PASS_READ, blocks, f, s->lanes);
 			}
 		}
 		bpf_spin_unlock(&s->lock);
 
-		a.spread_us = microseconds(now > first ? now - first : 0);
+		spread_us = microseconds(now > first ? now - first : 0);
 		if (good && !reason) {
 			if (type == TYPE_GRAD)
-				count_lag(plan, rank, a.spread_us);
-			if (type == TYPE_PARTIAL || a.type == TYPE_RESULT)
+				count_lag(plan, rank, spread_us);
+			if (type == TYPE_PARTIAL || answer == TYPE_RESULT)
 				service = plan;
 		}
 	} else {
@@ -470,15 +455,20 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 	count(reason);
 	if (!good || reason == REASON_TYPE)
 		return XDP_DROP;
+	x->reason = 0;
 	if (reason && reason != REASON_DUPLICATE) {
-		a.type = TYPE_NACK;
-		a.contributors = bits;
-		a.tag[0] = tag0;
-		a.tag[1] = tag1;
-		a.spread_us = 0;
-		a.reason = reason;
+		answer = TYPE_NACK;
+		x->reason = reason;
+		spread_us = 0;
 	}
-	return reply(ctx, f, &a, service);
+	x->version_type = XAGG_VERSION << 4 | answer;
+	x->flags = flags;
+	x->tag[0] = swap32(tag0);
+	x->tag[1] = swap32(tag1);
+	x->spread_us = swap32(spread_us);
+	x->blocked_us = swap32(blocked_us);
+	x->next_epoch = swap16(next_epoch);
+	return reply(ctx, f, answer_blocks, service);
 }
 
 SEC("xdp")

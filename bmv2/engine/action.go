@@ -1,9 +1,6 @@
 package engine
 
-import (
-	"encoding/json"
-	"fmt"
-)
+import "fmt"
 
 // op is one compiled primitive: it returns the index of the next one.
 type op func(m *machine, pc int) int
@@ -200,11 +197,12 @@ func (a *primitiveArgs) number() valueFn {
 
 func (a *primitiveArgs) name(typ string) string {
 	v := a.typed(typ)
-	var s string
-	if a.err == nil {
-		if err := json.Unmarshal(v.Value, &s); err != nil {
-			a.fail(err)
-		}
+	if a.err != nil {
+		return ""
+	}
+	s, err := asString(v.Value)
+	if err != nil {
+		a.fail(err)
 	}
 	return s
 }

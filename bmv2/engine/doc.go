@@ -26,4 +26,10 @@
 // lookahead beyond the packet is the parser error PacketTooShort, a division by zero is zero, a packet that grows by
 // more than 512 bytes is dropped, and a parser that visits 65,536 states is stopped with ParserTimeout. The queues of
 // an egress port are always empty (enq_qdepth, deq_qdepth and deq_timedelta are 0), since egress runs at once.
+//
+// And where simple_switch_grpc is plainly wrong: an LPM field whose width is not whole bytes is matched by its own
+// bits (there PI and bmv2 count the padding as part of the prefix and refuse most entries), and a replica with a port above 511 makes no copy (there it
+// also moves the other ports of its instance).
 package engine
+
+//go:generate ./testdata/generate.sh

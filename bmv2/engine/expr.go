@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/big"
 )
@@ -106,25 +105,14 @@ func (c *compiler) valueAt(v *jsonValue, locals []*param, depth int) (*node, err
 	}
 	switch v.Type {
 	case "expression":
-		// p4c wraps expressions in expressions.
-		var inner struct {
-			Op *string `json:"op"`
-		}
-		if err := json.Unmarshal(v.Value, &inner); err != nil {
-			return nil, fmt.Errorf("expression: %w", err)
-		}
-		if inner.Op == nil {
-			var w jsonValue
-			if err := decode(v.Value, &w); err != nil {
+		if m, ok := v.Value.(map[string]any); ok && m["op"] == nil { // p4c wraps expressions in expressions
+			w, err := asValue(v.Value)
+			if err != nil {
 				return nil, fmt.Errorf("expression: %w", err)
 			}
-			return c.valueAt(&w, locals, depth+1)
+			return c.valueAt(w, locals, depth+1)
 		}
-		var e jsonExpr
-		if err := decode(v.Value, &e); err != nil {
-			return nil, fmt.Errorf("expression: %w", err)
-		}
-		return c.operator(&e, locals, depth)
+		return c.operator(v.Value, locals, depth)
 	case "field":
 		f, err := c.fieldRef(v.Value)
 		if err != nil {
@@ -132,8 +120,8 @@ func (c *compiler) valueAt(v *jsonValue, locals []*param, depth int) (*node, err
 		}
 		return fieldNode(f), nil
 	case "hexstr":
-		var s string
-		if err := json.Unmarshal(v.Value, &s); err != nil {
+		s, err := asString(v.Value)
+		if err != nil {
 			return nil, fmt.Errorf("hexstr: %w", err)
 		}
 		k, err := parseHex(s)
@@ -145,14 +133,14 @@ func (c *compiler) valueAt(v *jsonValue, locals []*param, depth int) (*node, err
 		}
 		return constNode(k), nil
 	case "bool":
-		n := &node{typ: typeBool}
-		if err := json.Unmarshal(v.Value, &n.b); err != nil {
+		b, err := asBool(v.Value)
+		if err != nil {
 			return nil, fmt.Errorf("bool: %w", err)
 		}
-		return n, nil
+		return &node{typ: typeBool, b: b}, nil
 	case "local", "runtime_data":
-		var i int
-		if err := json.Unmarshal(v.Value, &i); err != nil {
+		i, err := asInt(v.Value)
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", v.Type, err)
 		}
 		if i < 0 || i >= len(locals) {
@@ -169,41 +157,35 @@ func (c *compiler) valueAt(v *jsonValue, locals []*param, depth int) (*node, err
 	return nil, fmt.Errorf("value type %q is not supported", v.Type)
 }
 
-func (c *compiler) operator(e *jsonExpr, locals []*param, depth int) (*node, error) {
-	n := &node{op: e.Op}
-	sub := func(side string, raw json.RawMessage) (*node, error) {
-		var v jsonValue
-		if err := decode(raw, &v); err != nil {
-			return nil, fmt.Errorf("operator %q: %s: %w", e.Op, side, err)
+func (c *compiler) operator(raw any, locals []*param, depth int) (*node, error) {
+	m, err := asObject(raw, "op", "left", "right", "cond")
+	if err != nil {
+		return nil, fmt.Errorf("expression: %w", err)
+	}
+	n := new(node)
+	if n.op, err = asString(m["op"]); err != nil {
+		return nil, fmt.Errorf("expression: op: %w", err)
+	}
+	for side, dst := range map[string]**node{"left": &n.l, "right": &n.r, "cond": &n.c} {
+		if m[side] == nil {
+			continue
 		}
-		s, err := c.valueAt(&v, locals, depth+1)
+		v, err := asValue(m[side])
 		if err != nil {
-			return nil, fmt.Errorf("operator %q: %w", e.Op, err)
+			return nil, fmt.Errorf("operator %q: %s: %w", n.op, side, err)
 		}
-		return s, nil
-	}
-	var err error
-	if !isNull(e.Left) {
-		if n.l, err = sub("left", e.Left); err != nil {
-			return nil, err
+		if *dst, err = c.valueAt(v, locals, depth+1); err != nil {
+			return nil, fmt.Errorf("operator %q: %w", n.op, err)
 		}
 	}
-	if isNull(e.Right) {
-		return nil, fmt.Errorf("operator %q: no right operand", e.Op)
+	if n.r == nil {
+		return nil, fmt.Errorf("operator %q: no right operand", n.op)
 	}
-	if n.r, err = sub("right", e.Right); err != nil {
-		return nil, err
-	}
-	if !isNull(e.Cond) {
-		if n.c, err = sub("cond", e.Cond); err != nil {
-			return nil, err
-		}
-	}
-	if (e.Op == "+" || e.Op == "-") && n.l == nil { // unary
+	if (n.op == "+" || n.op == "-") && n.l == nil { // unary
 		n.l = constNode(new(big.Int))
 	}
 	if err := n.check(); err != nil {
-		return nil, fmt.Errorf("operator %q: %w", e.Op, err)
+		return nil, fmt.Errorf("operator %q: %w", n.op, err)
 	}
 	return n, nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/big"
+	"slices"
 	"strings"
 )
 
@@ -92,9 +93,9 @@ type jsonParseState struct {
 }
 
 type jsonParserOp struct {
-	Op         string            `json:"op"`
-	Parameters []json.RawMessage `json:"parameters"`
-	SourceInfo sourceInfo        `json:"source_info"`
+	Op         string     `json:"op"`
+	Parameters []any      `json:"parameters"`
+	SourceInfo sourceInfo `json:"source_info"`
 }
 
 type jsonTransition struct {
@@ -156,19 +157,13 @@ type jsonPrimitive struct {
 	SourceInfo sourceInfo  `json:"source_info"`
 }
 
-// jsonValue is bmv2's "type value object".
+// jsonValue is bmv2's "type value object". Its value may be another one, many levels deep; it is decoded without a
+// type, so that the decoder passes over every level once.
 type jsonValue struct {
-	Type       string          `json:"type"`
-	Value      json.RawMessage `json:"value"`
-	Bitwidth   int             `json:"bitwidth"`
-	SourceInfo sourceInfo      `json:"source_info"`
-}
-
-type jsonExpr struct {
-	Op    string          `json:"op"`
-	Left  json.RawMessage `json:"left"`
-	Right json.RawMessage `json:"right"`
-	Cond  json.RawMessage `json:"cond"`
+	Type       string     `json:"type"`
+	Value      any        `json:"value"`
+	Bitwidth   int        `json:"bitwidth"`
+	SourceInfo sourceInfo `json:"source_info"`
 }
 
 type jsonPipeline struct {
@@ -203,11 +198,11 @@ type jsonTable struct {
 }
 
 type jsonKey struct {
-	MatchType  string          `json:"match_type"`
-	Name       string          `json:"name"`
-	Target     json.RawMessage `json:"target"`
-	Mask       *string         `json:"mask"`
-	SourceInfo sourceInfo      `json:"source_info"`
+	MatchType  string     `json:"match_type"`
+	Name       string     `json:"name"`
+	Target     any        `json:"target"`
+	Mask       *string    `json:"mask"`
+	SourceInfo sourceInfo `json:"source_info"`
 }
 
 type jsonDefault struct {
@@ -228,12 +223,12 @@ type jsonEntry struct {
 }
 
 type jsonMatch struct {
-	MatchType string          `json:"match_type"`
-	Key       json.RawMessage `json:"key"`
-	Mask      string          `json:"mask"`
-	Prefix    int             `json:"prefix_length"`
-	Start     string          `json:"start"`
-	End       string          `json:"end"`
+	MatchType string `json:"match_type"`
+	Key       any    `json:"key"`
+	Mask      string `json:"mask"`
+	Prefix    int    `json:"prefix_length"`
+	Start     string `json:"start"`
+	End       string `json:"end"`
 }
 
 type jsonConditional struct {
@@ -270,7 +265,91 @@ func decode(b []byte, v any) error {
 	return nil
 }
 
-func isNull(b json.RawMessage) bool { return len(b) == 0 || string(bytes.TrimSpace(b)) == "null" }
+// The functions below read what was decoded without a type.
+
+// asObject returns an object's attributes and refuses those that are not known.
+func asObject(v any, known ...string) (map[string]any, error) {
+	m, ok := v.(map[string]any)
+	if !ok {
+		return nil, fmt.Errorf("%v is not an object", v)
+	}
+	for k := range m {
+		if !slices.Contains(known, k) && k != "source_info" {
+			return nil, fmt.Errorf("unknown attribute %q", k)
+		}
+	}
+	return m, nil
+}
+
+func asString(v any) (string, error) {
+	s, ok := v.(string)
+	if !ok {
+		return "", fmt.Errorf("%v is not a string", v)
+	}
+	return s, nil
+}
+
+func asInt(v any) (int, error) {
+	f, ok := v.(float64)
+	if !ok || f != float64(int32(f)) {
+		return 0, fmt.Errorf("%v is not a whole number of 32 bits", v)
+	}
+	return int(f), nil
+}
+
+func asBool(v any) (bool, error) {
+	b, ok := v.(bool)
+	if !ok {
+		return false, fmt.Errorf("%v is not a bool", v)
+	}
+	return b, nil
+}
+
+// asPair returns the elements of a list of two.
+func asPair(v any) (a, b any, err error) {
+	l, ok := v.([]any)
+	if !ok || len(l) != 2 {
+		return nil, nil, fmt.Errorf("%v is not a list of two", v)
+	}
+	return l[0], l[1], nil
+}
+
+func asValue(v any) (*jsonValue, error) {
+	m, err := asObject(v, "type", "value", "bitwidth")
+	if err != nil {
+		return nil, err
+	}
+	j := &jsonValue{Value: m["value"]}
+	if j.Type, err = asString(m["type"]); err != nil {
+		return nil, fmt.Errorf("type: %w", err)
+	}
+	if w, ok := m["bitwidth"]; ok {
+		if j.Bitwidth, err = asInt(w); err != nil {
+			return nil, fmt.Errorf("bitwidth: %w", err)
+		}
+	}
+	return j, nil
+}
+
+func asPrimitive(v any) (*jsonPrimitive, error) {
+	m, err := asObject(v, "op", "parameters")
+	if err != nil {
+		return nil, err
+	}
+	p := new(jsonPrimitive)
+	if p.Op, err = asString(m["op"]); err != nil {
+		return nil, fmt.Errorf("op: %w", err)
+	}
+	list, _ := m["parameters"].([]any)
+	for _, x := range list {
+		j, err := asValue(x)
+		if err != nil {
+			return nil, fmt.Errorf("primitive %q: %w", p.Op, err)
+		}
+		p.Parameters = append(p.Parameters, *j)
+	}
+	return p, nil
+}
 
 // parseHex reads bmv2's hexstr: hexadecimal, with an optional minus sign and an optional 0x.
 func parseHex(s string) (*big.Int, error) {

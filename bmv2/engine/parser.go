@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/big"
 )
@@ -194,15 +193,17 @@ func (c *compiler) keyPart(v *jsonValue) (keyPart, error) {
 	return k, nil
 }
 
-func lookahead(b json.RawMessage) (off uint, width int, err error) {
-	var v [2]int
-	if err := json.Unmarshal(b, &v); err != nil {
+func lookahead(v any) (off uint, width int, err error) {
+	a, b, err := asPair(v)
+	if err != nil {
 		return 0, 0, fmt.Errorf("lookahead: %w", err)
 	}
-	if v[0] < 0 || v[0] > maxFieldBits || v[1] < 1 || v[1] > maxFieldBits {
-		return 0, 0, fmt.Errorf("lookahead of %d bits at %d", v[1], v[0])
+	o, errO := asInt(a)
+	w, errW := asInt(b)
+	if errO != nil || errW != nil || o < 0 || o > maxFieldBits || w < 1 || w > maxFieldBits {
+		return 0, 0, fmt.Errorf("lookahead of %v bits at %v", b, a)
 	}
-	return uint(v[0]), v[1], nil
+	return uint(o), w, nil
 }
 
 func (c *compiler) parserOp(jo *jsonParserOp) (parseOp, error) {
@@ -214,8 +215,8 @@ func (c *compiler) parserOp(jo *jsonParserOp) (parseOp, error) {
 		return nil
 	}
 	value := func(i int) (*jsonValue, error) {
-		v := new(jsonValue)
-		if err := decode(jo.Parameters[i], v); err != nil {
+		v, err := asValue(jo.Parameters[i])
+		if err != nil {
 			return nil, fmt.Errorf("parameter %d: %w", i, err)
 		}
 		return v, nil
@@ -362,14 +363,14 @@ func (c *compiler) parserOp(jo *jsonParserOp) (parseOp, error) {
 		if err := params(1); err != nil {
 			return nil, err
 		}
-		var p jsonPrimitive
-		if err := decode(jo.Parameters[0], &p); err != nil {
+		p, err := asPrimitive(jo.Parameters[0])
+		if err != nil {
 			return nil, err
 		}
 		if p.Op == "_jump" || p.Op == "_jump_if_zero" || p.Op == "exit" {
 			return nil, fmt.Errorf("primitive %q is not supported in a parser", p.Op)
 		}
-		o, err := c.primitive(&p, nil, 0)
+		o, err := c.primitive(p, nil, 0)
 		if err != nil {
 			return nil, fmt.Errorf("primitive %q: %w", p.Op, err)
 		}

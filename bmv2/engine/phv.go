@@ -157,18 +157,23 @@ func (c *compiler) field(hdr, name string) (*field, error) {
 }
 
 // fieldRef reads a ["header", "field"] reference.
-func (c *compiler) fieldRef(b json.RawMessage) (*field, error) {
-	var ref [2]string
-	if err := json.Unmarshal(b, &ref); err != nil {
-		return nil, fmt.Errorf("field reference %s: %w", b, err)
+func (c *compiler) fieldRef(v any) (*field, error) {
+	a, b, err := asPair(v)
+	if err != nil {
+		return nil, fmt.Errorf("field reference: %w", err)
 	}
-	return c.field(ref[0], ref[1])
+	h, errH := asString(a)
+	f, errF := asString(b)
+	if errH != nil || errF != nil {
+		return nil, fmt.Errorf("field reference: %v is not a header and a field", v)
+	}
+	return c.field(h, f)
 }
 
-func (c *compiler) headerRef(b json.RawMessage) (*header, error) {
-	var name string
-	if err := json.Unmarshal(b, &name); err != nil {
-		return nil, fmt.Errorf("header reference %s: %w", b, err)
+func (c *compiler) headerRef(v any) (*header, error) {
+	name, err := asString(v)
+	if err != nil {
+		return nil, fmt.Errorf("header reference: %w", err)
 	}
 	return c.header(name)
 }

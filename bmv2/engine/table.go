@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -359,27 +358,26 @@ func (c *compiler) constEntry(t *Table, je *jsonEntry) (*Entry, error) {
 			return v.FillBytes(make([]byte, (k.width+7)/8))
 		}
 		var m Match
-		var key string
-		if k.kind == KindValid {
-			var b bool
-			err = json.Unmarshal(jm.Key, &b)
+		switch k.kind {
+		case KindValid:
+			valid, err2 := asBool(jm.Key)
+			err = errors.Join(err, err2)
 			m.Value = []byte{0}
-			if b {
+			if valid {
 				m.Value[0] = 1
 			}
-		} else if k.kind == Range {
+		case Range:
 			m.Value, m.Mask = bytes(jm.Start), bytes(jm.End)
-		} else {
-			if err := json.Unmarshal(jm.Key, &key); err != nil {
-				return nil, fmt.Errorf("field %s: %w", k.name, err)
-			}
+		default:
+			key, err2 := asString(jm.Key)
+			err = errors.Join(err, err2)
 			m.Value, m.Prefix = bytes(key), jm.Prefix
 			if k.kind == Ternary {
 				m.Mask = bytes(jm.Mask)
 			}
 		}
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("match field %s: %w", k.name, err)
 		}
 		e.Match = append(e.Match, m)
 	}

@@ -199,7 +199,7 @@ func (s *Server) Write(_ context.Context, r *p4v1.WriteRequest) (*p4v1.WriteResp
 	details := make([]*p4v1.Error, len(r.GetUpdates()))
 	for i, u := range r.GetUpdates() {
 		st := status.Convert(s.pipe.write(u))
-		details[i] = &p4v1.Error{CanonicalCode: int32(st.Code()), Message: st.Message()}
+		details[i] = &p4v1.Error{CanonicalCode: int32(st.Code()), Message: st.Message(), Space: errorSpace}
 		failed = failed || st.Code() != codes.OK
 	}
 	if !failed {
@@ -400,8 +400,11 @@ func (s *Server) StreamChannel(ss p4v1.P4Runtime_StreamChannelServer) error {
 	}
 }
 
+// errorSpace is simple_switch_grpc's name for its own error codes.
+const errorSpace = "ALL-sswitch-p4org"
+
 func streamError(st *status.Status, e *p4v1.StreamError) *p4v1.StreamMessageResponse {
-	e.CanonicalCode, e.Message, e.Space = int32(st.Code()), st.Message(), "ALL-sswitch-p4org"
+	e.CanonicalCode, e.Message, e.Space = int32(st.Code()), st.Message(), errorSpace
 	return &p4v1.StreamMessageResponse{Update: &p4v1.StreamMessageResponse_Error{Error: e}}
 }
 

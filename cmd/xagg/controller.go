@@ -37,18 +37,9 @@ func newControllerCommand(env *env) *cobra.Command {
 		Long: `Run the daemon that programs the switch and the servers, and where workers meet.
 
 It connects to the switch over P4Runtime and to the servers' agents, keeps both programmed, and serves its API until
-it is interrupted. The configuration is YAML:
+it is interrupted. The configuration is YAML, for example:
 
-  listen: 127.0.0.1:19860               # host:port or unix:PATH
-  switch: {name: s1, address: 127.0.0.1:9559, device_id: 0, cpu_port: 510}
-  service: {ip: 10.77.255.254, mac: 02:78:61:00:ff:fe}
-  hosts:
-  - {name: w0, ip: 10.77.0.1, mac: 02:78:61:00:00:01, port: 1}
-  servers:
-  - {name: s0, agent: 10.9.0.2:19862, ip: 10.77.1.1, mac: 02:78:61:00:01:01, port: 65}
-  policy: {rule: static, mode: hybrid, steer: [3], servers: [s0], pool: 32}   # of jobs that have none
-  jobs:                                 # created at start
-  - {name: train, ranks: 4, max_elems: 1000000}`,
+` + indent(controller.Example),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if path == "" {
@@ -71,6 +62,11 @@ it is interrupted. The configuration is YAML:
 	}
 	cmd.Flags().StringVar(&path, "config", "", "configuration file (YAML)")
 	return cmd
+}
+
+// indent sets text off by two blanks.
+func indent(text string) string {
+	return "  " + strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n  ")
 }
 
 // controllerClient is the way of the client commands to the daemon.

@@ -125,6 +125,8 @@ func TestEncodeRefuses(t *testing.T) {
 		{with(func(e *p4rt.Entry) { e.Params = e.Params[1:] }), "encode I.plan[epoch=1 job=5]: action I.set: parameter mask is missing"},
 		{with(func(e *p4rt.Entry) { e.Params[1].Value = p4rt.Uint(1 << 20) }), "encode I.plan[epoch=1 job=5]: action I.set: parameter group: 1048576 does not fit 16 bits"},
 		{with(func(e *p4rt.Entry) { e.Params[1].Name = "port" }), "encode I.plan[epoch=1 job=5]: action I.set: there is no parameter port; there are: mask, group"},
+		{with(func(e *p4rt.Entry) { e.Action, e.Params = "NoAction", nil }), "encode I.plan[epoch=1 job=5]: action NoAction can only be the default"},
+		{p4rt.Entry{Table: "I.ipv4", Default: true, Action: "I.drop"}, "encode I.ipv4[default]: action I.drop cannot be the default"},
 		{route(0), "encode I.ipv4[dst=172818433]: key field dst: prefix length 0 is outside 1..32"},
 		{route(33), "encode I.ipv4[dst=172818433/33]: key field dst: prefix length 33 is outside 1..32"},
 		{p4rt.Group{ID: 0}, "encode multicast group 0: id is outside 1..32767"},

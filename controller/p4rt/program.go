@@ -36,7 +36,13 @@ type table struct {
 	size    int64
 	isConst bool
 	fields  []field
-	actions []*action
+	actions []scoped
+}
+
+// scoped is an action with where a table may use it.
+type scoped struct {
+	*action
+	scope configv1.ActionRef_Scope
 }
 
 type field struct {
@@ -92,7 +98,7 @@ func NewProgram(info *configv1.P4Info, jsonProgram []byte) (*Program, error) {
 			if act == nil {
 				return nil, fmt.Errorf("read P4Info: table %s refers to action %d, which it does not define", tab.name, ref.GetId())
 			}
-			tab.actions = append(tab.actions, act)
+			tab.actions = append(tab.actions, scoped{act, ref.GetScope()})
 		}
 		p.tables[tab.name], p.tableIDs[tab.id] = tab, tab
 	}
@@ -274,8 +280,8 @@ func (p *Program) Check(c Contract) error {
 		}
 		fields("table "+tab.name, "key field", tab.fields, want.Match)
 		for _, name := range slices.Sorted(maps.Keys(want.Actions)) {
-			act := tab.action(name)
-			if act == nil {
+			act, ok := tab.action(name)
+			if !ok {
 				bad("table %s has no action %s", tab.name, name)
 				continue
 			}
@@ -310,13 +316,12 @@ func (p *Program) Check(c Contract) error {
 	return errors.Join(errs...)
 }
 
-func (t *table) action(name string) *action {
-	for _, a := range t.actions {
-		if a.name == name {
-			return a
-		}
+func (t *table) action(name string) (scoped, bool) {
+	i := slices.IndexFunc(t.actions, func(a scoped) bool { return a.name == name })
+	if i < 0 {
+		return scoped{}, false
 	}
-	return nil
+	return t.actions[i], true
 }
 
 func fieldNames(fields []field) string {
@@ -403,9 +408,14 @@ func (p *Program) encodeEntry(e Entry) (*p4v1.TableEntry, error) {
 	if e.Action == "" { // enough for a delete or a read; a switch refuses it elsewhere
 		return out, nil
 	}
-	act := tab.action(e.Action)
-	if act == nil {
+	act, ok := tab.action(e.Action)
+	switch {
+	case !ok:
 		return nil, fmt.Errorf("the table has no action %s", e.Action)
+	case e.Default && act.scope == configv1.ActionRef_TABLE_ONLY:
+		return nil, fmt.Errorf("action %s cannot be the default", e.Action)
+	case !e.Default && act.scope == configv1.ActionRef_DEFAULT_ONLY:
+		return nil, fmt.Errorf("action %s can only be the default", e.Action)
 	}
 	params, err := encodeParams(act.params, e.Params)
 	if err != nil {
@@ -538,7 +548,7 @@ func (p *Program) decodeEntry(te *p4v1.TableEntry) (Entity, error) {
 		return out, nil
 	}
 	a := te.GetAction().GetAction()
-	i := slices.IndexFunc(tab.actions, func(act *action) bool { return act.id == a.GetActionId() })
+	i := slices.IndexFunc(tab.actions, func(act scoped) bool { return act.id == a.GetActionId() })
 	if a == nil || i < 0 {
 		return nil, fmt.Errorf("decode %s: the table has no action with id %#x", out.Key(), a.GetActionId())
 	}

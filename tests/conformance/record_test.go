@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "record testdata anew, with the real swi
 // What is recorded: every scenario once.
 const (
 	recordedSeed  = 20
-	recordedSteps = 300
+	recordedSteps = 400
 )
 
 // A recording is what a real switch did with a trace, normal outputs only. It is kept as compressed text: lines

@@ -164,6 +164,17 @@ func (t *tracer) plan() (int, *plan) {
 // sent is a packet of worker w to the service.
 func (t *tracer) sent(w int, p *wire.Packet) input {
 	h := worker(w)
+	switch t.IntN(8) {
+	case 0: // fields that a GRAD leaves alone
+		p.SpreadUs, p.BlockedUs, p.NextEpoch, p.Reason = t.Uint32(), t.Uint32(), uint16(t.Uint32()), wire.Reason(t.Uint32())
+	case 1: // one of them chosen so that the checksum is zero, which is written as its complement
+		zeroChecksum(h.addr, service, p)
+	case 2: // after the switch has passed it on
+		to, q := server(0).addr, *p
+		q.Flags |= wire.FlagForwarded
+		zeroChecksum(h.addr, to, &q)
+		p.SpreadUs = q.SpreadUs
+	}
 	frame := wire.AppendFrame(nil, h.addr, service, p, t.IntN(8) != 0)
 	if t.IntN(8) == 0 { // header fields that an answer takes over
 		frame[offTOS] = uint8(t.Uint32())
@@ -173,6 +184,13 @@ func (t *tracer) sent(w int, p *wire.Packet) input {
 		sumIPv4(frame)
 	}
 	return input{port: h.port, frame: frame}
+}
+
+// zeroChecksum sets spread_us so that the UDP checksum comes to zero.
+func zeroChecksum(src, dst wire.Addr, p *wire.Packet) {
+	p.SpreadUs = 0
+	f := wire.AppendFrame(nil, src, dst, p, true)
+	p.SpreadUs = uint32(binary.BigEndian.Uint16(f[offUDPSum:]))
 }
 
 // contribution is a GRAD that is right, of a chunk near to where the plan has come.
@@ -204,7 +222,7 @@ func (t *tracer) damaged() input {
 	p := t.grad(pl, r, t.head[i])
 
 	// Faults of the packet, in a frame that is right.
-	switch t.IntN(30) {
+	switch t.IntN(28) {
 	case 0:
 		p.Job = uint16(t.Uint32()) | 0x4000
 	case 1:
@@ -236,8 +254,6 @@ func (t *tracer) damaged() input {
 		p.Elems = uint16(t.Uint32N(400))
 	case 14:
 		p.Elems = uint16(t.Uint32())
-	case 15: // all fields that a GRAD leaves alone
-		p.SpreadUs, p.BlockedUs, p.NextEpoch, p.Reason = t.Uint32(), t.Uint32(), uint16(t.Uint32()), wire.Reason(t.Uint32())
 	}
 	in := t.sent(w, p)
 
@@ -327,6 +343,12 @@ func (t *tracer) fromServer() input {
 		to = worker(w).addr
 	}
 	f := wire.AppendFrame(nil, h.addr, to, p, t.IntN(2) == 0)
+	if p.Type != wire.TypeResult && t.IntN(4) == 0 { // with blocks, which it need not have, but may
+		payload := make([]byte, wire.HeaderLen+t.IntN(6)*wire.BlockLen)
+		p.Blocks = uint8((len(payload) - wire.HeaderLen) / wire.BlockLen)
+		wire.PutHeader(payload, &p.Header)
+		f = wire.AppendUDP(nil, h.addr, to, payload, true)
+	}
 	switch t.IntN(12) {
 	case 0:
 		f[offTTL] = uint8(t.IntN(3))

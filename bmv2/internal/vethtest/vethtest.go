@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"xagg/tests/require"
 )
 
 // Space is a network namespace without a name that lives as long as the test.
@@ -26,6 +26,7 @@ type Space struct {
 // skipped where that is not permitted, unless XAGG_REQUIRE names netns.
 func New(t testing.TB, pairs int) *Space {
 	t.Helper()
+	require.Have(t, require.Netns)
 	s := &Space{do: make(chan func())}
 	ready := make(chan error)
 	ended := make(chan struct{})
@@ -47,9 +48,6 @@ func New(t testing.TB, pairs int) *Space {
 		close(s.do)
 		<-ended
 	})
-	if errors.Is(err, unix.EPERM) && !slices.Contains(strings.Split(os.Getenv("XAGG_REQUIRE"), ","), "netns") {
-		t.Skip("network namespaces need root (CAP_SYS_ADMIN and CAP_NET_ADMIN)")
-	}
 	if err != nil {
 		t.Fatalf("make network namespace: %v", err)
 	}

@@ -423,14 +423,14 @@ func Program() (*configv1.P4Info, []byte) {
 					{Id: 1, Name: "job", Bitwidth: 16, Match: &configv1.MatchField_MatchType_{MatchType: configv1.MatchField_EXACT}},
 					{Id: 2, Name: "epoch", Bitwidth: 16, Match: &configv1.MatchField_MatchType_{MatchType: configv1.MatchField_EXACT}},
 				},
-				ActionRefs: []*configv1.ActionRef{{Id: 0x01000001}},
+				ActionRefs: []*configv1.ActionRef{{Id: 0x01000001}, {Id: 0x01000003, Scope: configv1.ActionRef_DEFAULT_ONLY}},
 			},
 			{
 				Preamble: pre(0x02000002, "I.ipv4"), Size: 8,
 				MatchFields: []*configv1.MatchField{
 					{Id: 1, Name: "dst", Bitwidth: 32, Match: &configv1.MatchField_MatchType_{MatchType: configv1.MatchField_LPM}},
 				},
-				ActionRefs: []*configv1.ActionRef{{Id: 0x01000002}},
+				ActionRefs: []*configv1.ActionRef{{Id: 0x01000002}, {Id: 0x01000004, Scope: configv1.ActionRef_TABLE_ONLY}},
 			},
 			{
 				Preamble: pre(0x02000003, "I.fixed"), Size: 8, IsConstTable: true,
@@ -443,6 +443,8 @@ func Program() (*configv1.P4Info, []byte) {
 		Actions: []*configv1.Action{
 			{Preamble: pre(0x01000001, "I.set"), Params: []*configv1.Action_Param{{Id: 1, Name: "mask", Bitwidth: 64}, {Id: 2, Name: "group", Bitwidth: 16}}},
 			{Preamble: pre(0x01000002, "I.forward"), Params: []*configv1.Action_Param{{Id: 1, Name: "port", Bitwidth: 9}}},
+			{Preamble: pre(0x01000003, "NoAction")},
+			{Preamble: pre(0x01000004, "I.drop")},
 		},
 		Counters:       []*configv1.Counter{{Preamble: pre(0x12000001, "I.reasons"), Size: 4}},
 		DirectCounters: []*configv1.DirectCounter{{Preamble: pre(0x13000001, "I.traffic"), DirectTableId: 0x02000001}},
@@ -456,7 +458,7 @@ func Program() (*configv1.P4Info, []byte) {
 	for _, t := range info.GetTables() {
 		names += fmt.Sprintf(`{"name":%q},`, t.GetPreamble().GetName())
 	}
-	json := fmt.Sprintf(`{"pipelines":[{"tables":[%s]}],"actions":[{"name":"I.set"},{"name":"I.forward"}],
+	json := fmt.Sprintf(`{"pipelines":[{"tables":[%s]}],"actions":[{"name":"I.set"},{"name":"I.forward"},{"name":"NoAction"},{"name":"I.drop"}],
 		"counter_arrays":[{"name":"I.reasons"}],"register_arrays":[{"name":"I.slots"}]}`, names[:len(names)-1])
 	return info, []byte(json)
 }

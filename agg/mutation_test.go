@@ -1,0 +1,286 @@
+package agg
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestEveryRuleIsTested takes the rules away one by one and demands that the package's own tests fail without each.
+//
+// A rule is taken away in the source text of a function. So that one build serves all rules, the build is given every
+// changed function beside the right one, which calls the changed one when the environment names its rule.
+func TestEveryRuleIsTested(t *testing.T) {
+	if os.Getenv(mutantEnv) != "" {
+		t.Skip("this is one of its own runs")
+	}
+	gocmd, err := exec.LookPath("go")
+	if err != nil {
+		t.Skipf("no go command: %v", err)
+	}
+	binary := buildMutants(t, gocmd)
+	run := func(t *testing.T, number int, tests string) ([]byte, error) {
+		cmd := exec.CommandContext(t.Context(), binary, "-test.run="+tests, "-test.short", "-test.failfast",
+			"-test.timeout=1m", "-rapid.nofailfile", "-rapid.shrinktime=0s", "-rapid.seed=3", "-rapid.checks=1000")
+		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", mutantEnv, number), "GOMAXPROCS=1")
+		return cmd.CombinedOutput()
+	}
+	if out, err := run(t, -1, ""); err != nil {
+		t.Fatalf("the tests fail with all rules: %v\n%s", err, out)
+	}
+	for i, m := range mutants {
+		t.Run(m.rule, func(t *testing.T) {
+			t.Parallel()
+			out, err := run(t, i, "TestScripts") // the quickest
+			if err == nil {
+				out, err = run(t, i, "")
+			}
+			if err == nil {
+				t.Errorf("no test fails without this rule")
+			} else if !bytes.Contains(out, []byte("FAIL")) && !bytes.Contains(out, []byte("panic: ")) {
+				t.Fatalf("the tests did not run: %v\n%s", err, out)
+			}
+		})
+	}
+}
+
+const mutantEnv = "XAGG_AGG_MUTANT"
+
+// buildMutants builds the package's tests with all mutants and returns the binary's path.
+func buildMutants(t *testing.T, gocmd string) string {
+	dir := t.TempDir()
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{"mutant.go": fmt.Sprintf(`package agg
+
+import (
+	"os"
+	"strconv"
+)
+
+var mutantNumber, _ = strconv.Atoi(os.Getenv(%q))
+`, mutantEnv)}
+	for i, m := range mutants {
+		text, ok := files[m.file]
+		if !ok {
+			source, err := os.ReadFile(m.file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = string(source)
+		}
+		if files[m.file], err = m.addTo(text, i); err != nil {
+			t.Fatalf("%s: %v", m.rule, err)
+		}
+	}
+	replace := make(map[string]string)
+	for name, text := range files {
+		replace[filepath.Join(here, name)] = filepath.Join(dir, name)
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": replace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	binary := filepath.Join(dir, "agg.test")
+	cmd := exec.CommandContext(t.Context(), gocmd, "test", "-c", "-vet=off", "-overlay="+filepath.Join(dir, "overlay.json"), "-o", binary, ".")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build the mutants: %v\n%s", err, out)
+	}
+	return binary
+}
+
+// addTo adds the function that lacks the rule to a file, and a call of it to the right one.
+func (m *mutant) addTo(text string, number int) (string, error) {
+	original, _, _ := strings.Cut(text, mutantsBelow)
+	if n := strings.Count(original, m.old); n != 1 {
+		return "", fmt.Errorf("%s has %d times %q, want once: the rule has moved", m.file, n, m.old)
+	}
+	at := strings.Index(original, m.old)
+	right, err := functionAt(original, at)
+	if err != nil {
+		return "", err
+	}
+	changed := original[:at] + m.new + original[at+len(m.old):]
+	wrong, err := functionAt(changed, at)
+	if err != nil {
+		return "", err
+	}
+	if !strings.Contains(text, mutantsBelow) {
+		text += mutantsBelow
+	}
+	name := fmt.Sprintf("%s_%d", right.Name.Name, number)
+	offset := func(p token.Pos) int { return int(p) - 1 } // the only file of its set
+	call := name + "("
+	if right.Recv != nil {
+		call = right.Recv.List[0].Names[0].Name + "." + call
+	}
+	for _, field := range right.Type.Params.List {
+		for _, n := range field.Names {
+			call += n.Name + ", "
+		}
+	}
+	call += ")"
+	if right.Type.Results != nil {
+		call = "return " + call
+	} else {
+		call += "; return"
+	}
+	body := offset(right.Body.Lbrace) + 1
+	// On the same line, so that lines keep their numbers; m.old stays as it is for the next mutant.
+	text = text[:body] + fmt.Sprintf(" if mutantNumber == %d { %s };", number, call) + text[body:]
+	decl := changed[offset(wrong.Pos()):offset(wrong.End())]
+	id := offset(wrong.Name.Pos()) - offset(wrong.Pos())
+	return text + decl[:id] + name + decl[id+len(wrong.Name.Name):] + "\n\n", nil
+}
+
+const mutantsBelow = "\n// Mutants.\n\n"
+
+// functionAt returns the function that the text has at an offset.
+func functionAt(text string, at int) (*ast.FuncDecl, error) {
+	f, err := parser.ParseFile(token.NewFileSet(), "", text, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range f.Decls {
+		if fn, ok := d.(*ast.FuncDecl); ok && int(fn.Pos())-1 <= at && at < int(fn.End())-1 {
+			fn.Doc = nil // so that its position is that of its keyword
+			return fn, nil
+		}
+	}
+	return nil, fmt.Errorf("no function at offset %d", at)
+}
+
+// A mutant is the package without one rule.
+type mutant struct {
+	rule, file, old, new string
+}
+
+var mutants = []mutant{
+	// Admission.
+	{"switch: the rank belongs to the job", "switch.go", "case own&plan.Ranks == 0:", "case false:"},
+	{"switch: port", "switch.go", "case in.Port != plan.members[p.Rank].Port:", "case false:"},
+	{"switch: source", "switch.go", "case in.Src != plan.members[p.Rank].Src:", "case false:"},
+	{"switch: own bit only", "switch.go", "case p.Contributors != own:", "case false:"},
+	{"switch: tag in range", "switch.go", "case !tagInRange(p):", "case false:"},
+	{"switch: steering", "switch.go", "case own&plan.Cohort == 0:", "case false:"},
+	{"server: the rank belongs to the job", "server.go", "case bit(p.Rank)&plan.Ranks == 0:", "case false:"},
+	{"server: own bit only", "server.go", "case p.Type == wire.TypeGrad && p.Contributors != bit(p.Rank),", "case false,"},
+	{"server: some rank", "server.go", "p.Contributors == 0, ", ""},
+	{"server: ranks of the job only", "server.go", ", p.Contributors&^plan.Ranks != 0:", ":"},
+	{"server: tag in range", "server.go", "case p.Type == wire.TypeGrad && !tagInRange(p):", "case false:"},
+	{"server: chunk in range", "server.go", "case p.Chunk >= plan.Chunks:", "case p.Chunk >= 2*plan.Chunks:"},
+
+	// Switch slots.
+	{"switch: claim from another job", "switch.go", "case slot.job != p.Job || ", "case "},
+	{"switch: claim from another epoch", "switch.go", "slot.epoch != p.Epoch || ", ""},
+	{"switch: claim from an older seq", "switch.go", " || wire.SerialLess(slot.seq, p.Seq):", ":"},
+	{"switch: no claim from a newer seq", "switch.go", "wire.SerialLess(slot.seq, p.Seq)", "slot.seq != p.Seq"},
+	{"switch: serial-number order", "switch.go", "wire.SerialLess(slot.seq, p.Seq)", "slot.seq < p.Seq"},
+	{"switch: a newer owner has its own row", "switch.go", "case slot.seq != p.Seq: // newer", "case false:"},
+	{"switch: stale is answered", "switch.go", "return refuse(p, wire.ReasonStale)", "return drop(wire.ReasonStale)"},
+	{"switch: forwarding", "switch.go", "return plan.forward(p, wire.ReasonForwarded)", "return refuse(p, wire.ReasonStale)"},
+	{"switch: FORWARDED", "switch.go", "	p.Flags |= wire.FlagForwarded\n", ""},
+	{"switch: shape", "switch.go", " || !slot.fits(p):", ":"},
+	{"switch: round and chunk are shape", "switch.go", "slot.round != p.Round || slot.chunk != p.Chunk || ", ""},
+	{"switch: a duplicate does not add", "switch.go", "case slot.mask&own == 0:", "case slot.mask != plan.Cohort:"},
+	{"switch: a duplicate at an open slot is told", "switch.go", "		slot.tell(wire.TypeWait, now, p)\n		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToSender}",
+		"		return Outcome{Reason: wire.ReasonDuplicate}"},
+	{"switch: a duplicate's RESULT to the sender only", "switch.go", "		slot.put(wire.TypeResult, p)\n		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToSender}",
+		"		slot.put(wire.TypeResult, p)\n		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToAll}"},
+	{"switch: a repeated PARTIAL in the sender's name", "switch.go", "wire.ReasonDuplicate, Dest: ToServer,", "wire.ReasonDuplicate, Dest: ToServerAsService,"},
+	{"switch: a first PARTIAL in the service's name", "switch.go", "Outcome{Dest: ToServerAsService,", "Outcome{Dest: ToServer,"},
+	{"switch: a PARTIAL is repeated", "switch.go", "		slot.put(wire.TypePartial, p)\n		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToServer, Server: plan.server(p)}",
+		"		return Outcome{Reason: wire.ReasonDuplicate}"},
+	{"switch: close on the cohort", "switch.go", "	switch {\n	case slot.mask != plan.Cohort:\n		return Outcome{}", "	switch {\n	case slot.mask != plan.Ranks:\n		return Outcome{}"},
+	{"switch: chunk mod servers", "switch.go", "int(p.Chunk % uint32(plan.Servers))", "0"},
+	{"switch: two versions", "switch.go", "p.Seq&(2*plan.Pool-1)", "p.Seq&(plan.Pool-1)"},
+	{"switch: answers from servers' ports only", "switch.go", "case !slices.Contains(plan.servers, in.Port):", "case false:"},
+	{"switch: answers to one are not multicast", "switch.go", "case !in.ToService:", "case false:"},
+	{"switch: ACKs to the cohort only", "switch.go", "case p.Type == wire.TypeResult:", "case true:"},
+	{"switch: the slot remembers the next epoch", "switch.go", "		slot.put(wire.TypeResult, p)\n		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToSender}",
+		"		slot.put(wire.TypeResult, p)\n		p.NextEpoch = announced(p.Chunk, plan.NextEpoch)\n		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToSender}"},
+	{"switch: pool is a power of two", "switch.go", "case !powerOfTwo(e.Pool) && (e.Pool != 0 || e.Cohort != 0):", "case false:"},
+
+	// Server slots.
+	{"server: claim from another job", "server.go", "s.epoch == 0 || s.job != p.Job", "s.epoch == 0"},
+	{"server: claim of a new slot", "server.go", "s.epoch == 0 || s.job != p.Job", "s.job != p.Job"},
+	{"server: claim from an older owner", "server.go", "case order < 0:", "case order < 0 && slot.epoch == 0:"},
+	{"server: no claim from a newer owner", "server.go", "case order < 0:", "case order != 0:"},
+	{"server: a newer owner has its own row", "server.go", "case order > 0:", "case false:"},
+	{"server: round before epoch", "server.go", "cmp.Or(int(int32(s.round-p.Round)), int(int16(s.epoch-p.Epoch)))", "cmp.Or(int(int16(s.epoch-p.Epoch)), int(int32(s.round-p.Round)))"},
+	{"server: rounds in serial-number order", "server.go", "int(int32(s.round-p.Round))", "int(s.round)-int(p.Round)"},
+	{"server: epochs in serial-number order", "server.go", "int(int16(s.epoch-p.Epoch))", "int(s.epoch)-int(p.Epoch)"},
+	{"server: shape", "server.go", "case !slot.fits(p):", "case false:"},
+	{"server: closed first", "server.go", "case slot.mask == plan.Ranks: // closed", "case false: // closed"},
+	{"server: a duplicate's RESULT to the sender only", "server.go", "Reason: wire.ReasonDuplicate, Dest: ToSender}\n	case slot.mask&p", "Reason: wire.ReasonDuplicate, Dest: ToService}\n	case slot.mask&p"},
+	{"server: what is known in part is not added", "server.go", "case slot.mask&p.Contributors == 0:", "case p.Contributors&^slot.mask != 0:"},
+	{"server: a duplicate does not add", "server.go", "case slot.mask&p.Contributors == 0:", "case p.Contributors&^slot.mask == 0 || slot.mask&p.Contributors == 0:"},
+	{"server: overlap is refused", "server.go", "case p.Contributors&^slot.mask != 0:", "case false:"},
+	{"server: a PARTIAL's ACK to the cohort", "server.go", "case partial:", "case partial && false:"},
+	{"server: a duplicate's ACK to the sender only", "server.go", "case !added:\n		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToSender}", "case !added && !partial:\n		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToSender}"},
+	{"server: the slot remembers the next epoch", "server.go", "		slot.put(wire.TypeResult, p)\n		return Outcome{Reason: wire.ReasonDuplicate,", "		slot.put(wire.TypeResult, p)\n		p.NextEpoch = announced(p.Chunk, plan.NextEpoch)\n		return Outcome{Reason: wire.ReasonDuplicate,"},
+	{"server: two rounds at least", "server.go", "plan.Rounds < 2 || ", ""},
+	{"server: rounds are a power of two", "server.go", " || !powerOfTwo(plan.Rounds):", ":"},
+	{"server: round mod rounds", "server.go", "(p.Round&(plan.Rounds-1))*plan.Chunks", "0"},
+
+	// What slots keep.
+	{"slot: SATURATED is sticky", "slot.go", "	s.sticky |= p.Flags & wire.StickyFlags\n", ""},
+	{"slot: amax is the largest", "slot.go", "	s.amax = max(s.amax, p.Amax)\n", ""},
+	{"slot: last contributor", "slot.go", "	s.last = p.Rank\n", ""},
+	{"slot: tags add", "slot.go", "	s.tag[1] += p.Tag[1]\n", ""},
+	{"slot: times", "slot.go", "s.prevAt, s.lastAt = s.lastAt, now", "s.lastAt = now"},
+	{"slot: exponent is shape", "slot.go", "s.exponent == p.Exponent && ", ""},
+	{"slot: chunk 0 announces", "slot.go", "if chunk != 0 {", "if false {"},
+	{"slot: leases fit", "slot.go", "if uint64(base)+slots > uint64(have) {", "if false {"},
+
+	// Workers.
+	{"window: seq - pool was answered", "window.go", "range min(chunks, w.cfg.Pool)", "range min(chunks, 2*w.cfg.Pool)"},
+	{"window: an ACK covers the ranks in it", "window.go", "	if !mine {\n		return EventNone\n	}\n	if h.Type == wire.TypeAck", "	if h.Type == wire.TypeAck"},
+	{"window: a WAIT does not open", "window.go", "	if h.Type == wire.TypeAck {\n		w.opened", "	if true {\n		w.opened"},
+	{"window: an ACK opens", "window.go", "	if h.Type == wire.TypeAck {\n		w.opened", "	if false {\n		w.opened"},
+	{"window: opens once", "window.go", "	if w.chunks[i].open {\n		return\n	}\n", ""},
+	{"window: full mask", "window.go", "if h.Contributors != w.cfg.Ranks {", "if false {"},
+	{"window: job", "window.go", " || h.Job != w.cfg.Job", ""},
+	{"window: round", "window.go", " || h.Round != w.round", ""},
+	{"window: a RESULT counts once", "window.go", "if c.state == unsent || c.state == finished {", "if c.state == unsent {"},
+	{"window: stale is no refusal", "window.go", "if !mine || h.Reason == wire.ReasonStale {", "if !mine {"},
+	{"window: seq has no gap", "window.go", "w.base += uint32(len(w.chunks))", "w.base += uint32(len(w.chunks)) + 1"},
+	{"window: the epoch changes at the next round only", "window.go", "		w.next = h.NextEpoch\n", "		w.next, w.epoch = h.NextEpoch, h.NextEpoch\n"},
+	{"window: chunk 0 announces", "window.go", "	if i == 0 && h.NextEpoch", "	if h.NextEpoch"},
+	{"window: the newest epoch", "window.go", " && wire.SerialLess16(w.next, h.NextEpoch)", ""},
+	{"window: resends", "window.go", "	w.lost.push(i)\n", ""},
+	{"window: congestion window", "window.go", "w.limit = max(1, w.limit/2)", "w.limit = max(1, w.limit)"},
+	{"window: growth", "window.go", "		w.limit++\n", ""},
+	{"window: halved once per flight", "window.go", "if c.sent >= w.cut {", "if true {"},
+	{"window: a spurious timeout is undone", "window.go", "		w.limit = max(w.limit, w.undo)\n", ""},
+	{"window: polls are slow", "window.go", "max(pollMin, w.rtt.timeout())", "w.rtt.timeout()"},
+	{"window: polls slow down", "window.go", " << min(c.polls, 8)", ""},
+	{"window: polls do not come at once", "window.go", "w.nextPoll = now + pollGap", "w.nextPoll = now"},
+	{"window: Karn", "window.go", "case c.sends > 1:", "case false:"},
+	{"window: who was last measures the network", "window.go", "case h.Type == wire.TypeResult && h.Rank != w.cfg.Rank:", "case false:"},
+	{"rtt: back-off", "rtt.go", "		e.backoff++\n", ""},
+	{"rtt: the back-off is bounded", "rtt.go", "if e.timeout() < rtoMax {", "if true {"},
+	{"rtt: the back-off ends", "rtt.go", "{ e.backoff = 0 }", "{}"},
+	{"rtt: variance", "rtt.go", "e.srtt+4*e.variance", "e.srtt"},
+
+	// Changing a plan: rules that the test's own controller keeps.
+	{"plan: each epoch has its half", "change_test.go", "return uint32(epoch%2) * 8", "return 0"},
+	{"plan: removed only when all have finished", "change_test.go", "(w.next != epoch || !w.Done())", "w.next != epoch"},
+	{"plan: the next change waits for it", "change_test.go", "		if !s.finished(next.Epoch) {\n			s.step--\n		}", "		s.step = 99"},
+}
