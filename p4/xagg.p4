@@ -877,6 +877,9 @@ control Compute(inout headers_t hdr, inout metadata_t meta) {
             { IPV4_COVERS }, hdr.ipv4.checksum, HashAlgorithm.csum16);
         update_checksum(hdr.x.isValid() && meta.dest != TO_PORT && hdr.x.type == PARTIAL,
             { UDP_COVERS }, hdr.udp.checksum, HashAlgorithm.csum16);
+        // Zero would mean "no checksum": RFC 768 writes it as its complement, which is the checksum of a zero.
+        update_checksum(hdr.x.isValid() && meta.dest != TO_PORT && hdr.x.type == PARTIAL && hdr.udp.checksum == 0,
+            { 16w0 }, hdr.udp.checksum, HashAlgorithm.csum16);
     }
 }
 

@@ -91,6 +91,9 @@ func check(in input, outs []output) error {
 		if _, _, err := wire.ParseFrame(o.frame, &p); err != nil {
 			return fmt.Errorf("an output of port %d: %w", o.port, err)
 		}
+		if p.Type == wire.TypePartial && o.frame[offUDPSum] == 0 && o.frame[offUDPSum+1] == 0 {
+			return fmt.Errorf("an output of port %d: a PARTIAL without a checksum", o.port)
+		}
 		if len(o.frame) > len(in.frame) {
 			return fmt.Errorf("an output of port %d is longer than its question: %d bytes", o.port, len(o.frame))
 		}

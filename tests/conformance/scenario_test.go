@@ -121,7 +121,8 @@ var scenarios = []scenario{
 	{"switch, armed", 2, 0, []plan{{job: 0xfffe, epoch: 0xffff, workers: []int{0, 1}, cohort: 3, base: 0, pool: 4, nextEpoch: 1}}},
 	{"one rank", 1, 0, []plan{{job: 1, epoch: 2, workers: []int{0}, cohort: 1, base: 4088, pool: 2, nextEpoch: 3}}},
 	{"hybrid", 4, 1, []plan{{job: 300, epoch: 1, workers: []int{0, 1, 2, 3}, cohort: 7, servers: []int{0}, base: 16, pool: 2}}},
-	{"hybrid, two servers", 4, 2, []plan{{job: 301, epoch: 2, workers: []int{3, 2, 1, 0}, cohort: 0b1010, servers: []int{1, 0}, base: 32, pool: 4}}},
+	{"hybrid, two servers", 4, 2, []plan{{job: 301, epoch: 2, workers: []int{3, 2, 1, 0}, cohort: 0b1010, servers: []int{1, 0}, base: 32, pool: 4, nextEpoch: 3}}},
+	{"hybrid, a cohort of one", 2, 1, []plan{{job: 302, epoch: 1, workers: []int{0, 1}, cohort: 2, servers: []int{0}, base: 16, pool: 2}}},
 	{"server", 3, 1, []plan{{job: 9, epoch: 5, workers: []int{0, 1, 2}, servers: []int{0}}}},
 	{"two jobs", 4, 1, []plan{
 		{job: 20, epoch: 1, workers: []int{0, 1}, cohort: 3, base: 0, pool: 2},

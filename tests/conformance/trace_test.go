@@ -167,13 +167,16 @@ func (t *tracer) sent(w int, p *wire.Packet) input {
 	switch t.IntN(8) {
 	case 0: // fields that a GRAD leaves alone
 		p.SpreadUs, p.BlockedUs, p.NextEpoch, p.Reason = t.Uint32(), t.Uint32(), uint16(t.Uint32()), wire.Reason(t.Uint32())
-	case 1: // one of them chosen so that the checksum is zero, which is written as its complement
-		zeroChecksum(h.addr, service, p)
+	case 1: // a tag chosen so that the checksum is zero, which is written as its complement
+		p.Tag[1] = zeroChecksum(h.addr, service, *p)
 	case 2: // after the switch has passed it on
-		to, q := server(0).addr, *p
+		q := *p
 		q.Flags |= wire.FlagForwarded
-		zeroChecksum(h.addr, to, &q)
-		p.SpreadUs = q.SpreadUs
+		p.Tag[1] = zeroChecksum(h.addr, server(0).addr, q)
+	case 3: // as a PARTIAL of its own
+		q := *p
+		q.Type, q.Flags = wire.TypePartial, q.Flags&(wire.ShapeFlags|wire.StickyFlags)
+		p.Tag[1] = zeroChecksum(service, server(0).addr, q)
 	}
 	frame := wire.AppendFrame(nil, h.addr, service, p, t.IntN(8) != 0)
 	if t.IntN(8) == 0 { // header fields that an answer takes over
@@ -186,11 +189,11 @@ func (t *tracer) sent(w int, p *wire.Packet) input {
 	return input{port: h.port, frame: frame}
 }
 
-// zeroChecksum sets spread_us so that the UDP checksum comes to zero.
-func zeroChecksum(src, dst wire.Addr, p *wire.Packet) {
-	p.SpreadUs = 0
-	f := wire.AppendFrame(nil, src, dst, p, true)
-	p.SpreadUs = uint32(binary.BigEndian.Uint16(f[offUDPSum:]))
+// zeroChecksum returns the second tag with which the UDP checksum comes to zero.
+func zeroChecksum(src, dst wire.Addr, p wire.Packet) uint32 {
+	p.Tag[1] = 0
+	f := wire.AppendFrame(nil, src, dst, &p, true)
+	return uint32(binary.BigEndian.Uint16(f[offUDPSum:]))
 }
 
 // contribution is a GRAD that is right, of a chunk near to where the plan has come.
@@ -444,13 +447,19 @@ func (t *tracer) ordinary() input {
 	case 8: // a fragment of the protocol's packet, which cannot be told
 		in := t.contribution()
 		f = in.frame
-		f[offFragment] = 0x20
-		f[offFragment+1] = uint8(t.IntN(2))
+		binary.BigEndian.PutUint16(f[offFragment:], []uint16{0x2000, 0x2001, 1, 0x100, 0x6000}[t.IntN(5)])
 		copy(f[offDstIP:], to.IP[:])
-	case 9: // the protocol's port in something else than UDP
+	case 9: // the protocol's packet in something else than UDP and IPv4 without options
 		in := t.contribution()
 		f = in.frame
-		f[offProtocol] = 6
+		switch t.IntN(3) {
+		case 0:
+			f[offProtocol] = 6
+		case 1:
+			f[offVersion] = 4<<4 | 6
+		case 2:
+			f[offVersion] = 6<<4 | 5
+		}
 		copy(f[offDstIP:], to.IP[:])
 	case 10: // the protocol's port, and something else behind it
 		f[offUDP] = wire.Port >> 8
@@ -481,15 +490,18 @@ func (t *tracer) fillBytes(b []byte) {
 
 // packetOut is a frame from the controller: a question for a slot, or a frame that leaves as it is.
 func (t *tracer) packetOut() input {
-	in := input{port: cpuPort}
 	h := t.someHost()
+	in := input{port: cpuPort, egress: h.port}
 	switch t.IntN(5) {
 	case 0:
-		in.egress, in.frame = h.port, t.arp().frame
+		in.frame = t.arp().frame
 	case 1:
-		in.egress, in.frame = h.port, t.ordinary().frame
+		in.frame = t.ordinary().frame
 	case 2:
-		in.egress, in.frame = h.port, t.contribution().frame
+		in.frame = t.contribution().frame
+		if t.IntN(2) == 0 {
+			in.frame[offIPSum] ^= 1 // none of the switch's business
+		}
 	default:
 		i, pl := t.plan()
 		p := t.grad(pl, 0, t.head[i])
@@ -501,6 +513,9 @@ func (t *tracer) packetOut() input {
 		from := h.addr
 		from.Port = uint16(50000 + t.IntN(1000))
 		in.frame = wire.AppendFrame(nil, from, service, p, t.IntN(2) == 0)
+		if t.IntN(8) == 0 { // a question of another version is none
+			in.frame[offX+wire.OffVersionType] ^= 0x30
+		}
 	}
 	return in
 }
