@@ -29,6 +29,8 @@ type Input struct {
 	Ranks   int      // number of workers, 1..64
 	Servers []string // names of the aggregation servers there are
 	Slots   int      // slots of the switch that no job has leased
+	// Pool is what a job that runs already has leased: the slots per version of whatever plan it gets. 0 = it has none.
+	Pool int
 }
 
 // Plan says where each rank of a job is summed. Cohort and Steered are disjoint and cover the ranks.

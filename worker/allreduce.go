@@ -88,6 +88,7 @@ func (c *call) run() error {
 		if err := c.interrupted(); err != nil {
 			return err
 		}
+		w.reports.note(e.Epoch())
 		now := w.now()
 		for {
 			batch := e.Due(now, w.batch)

@@ -70,6 +70,7 @@ type Worker struct {
 	ctx     context.Context
 	end     context.CancelCauseFunc
 	stream  chan struct{} // closed when nobody listens to the stream any more
+	reports *reporter
 	leaving atomic.Bool
 
 	mu       sync.Mutex // held by an all-reduce
@@ -152,6 +153,8 @@ func (w *Worker) join(ctx context.Context, cfg Config) error {
 		return context.Cause(ctx) // came in the last moment; the stream is ending
 	}
 	go w.listen(events)
+	w.reports = newReporter(uint16(w.ready.Epoch))
+	go w.reports.run(w)
 	context.AfterFunc(w.ctx, w.link.Wake)
 	return nil
 }
@@ -286,6 +289,7 @@ func (w *Worker) ended() error {
 func (w *Worker) Close() error {
 	w.end(ErrLeft)
 	<-w.stream
+	<-w.reports.done
 	w.mu.Lock() // an all-reduce under way ends first
 	defer w.mu.Unlock()
 	return w.link.Close()
