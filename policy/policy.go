@@ -66,6 +66,12 @@ func defaultPool(p Plan) int {
 	return pool
 }
 
+// SteerablePool returns the default pool of the plan with the longest queues that a job of so many ranks may get: all of
+// them steered to one server. A job keeps its pool when its plan changes.
+func SteerablePool(ranks int) int {
+	return defaultPool(Plan{Steered: allRanks(ranks), Servers: make([]string, 1)})
+}
+
 // Decision is a plan with the reason for it.
 type Decision struct {
 	Plan

@@ -29,6 +29,10 @@ func newDemoCommand(env *env) *cobra.Command {
   server   all ranks are steered to the server
   hybrid   the switch sums some ranks, the stragglers go to the server, which combines both
 
+and on request
+
+  steered  the plan changes at random while the job runs, with two servers
+
 and compare the integers that every worker receives with a plain loop's sum of the quantized inputs. Exit code 0 only
 if all are equal, and the same in all modes.
 
@@ -37,6 +41,7 @@ everything runs in one process.`,
 		Example: `  xagg demo
   xagg demo --mode hybrid --straggler 3=20ms --pcap demo.pcapng
   xagg demo --grads synthetic:1000000 --workers 8 --rounds 5 -o json
+  xagg demo --mode steered --rounds 50
   xagg demo --switch simple_switch_grpc`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -69,13 +74,14 @@ everything runs in one process.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&modes, "mode", nil, "modes to run: switch, server, hybrid (default all that the workers allow)")
+	f.StringSliceVar(&modes, "mode", nil, "modes to run: switch, server, hybrid, steered (default the first three, as far as the workers allow)")
 	f.StringVar(&opts.Lab, "lab", "", "netns (hosts in network namespaces, XDP; needs root) or memory (one process); default: what the privileges allow")
 	f.StringVar(&opts.Switch, "switch", demo.SwitchEngine, "engine (embedded) or simple_switch_grpc (must be installed)")
 	f.StringVar(&opts.Grads, "grads", "", "directory with *rank{R}.npy, or synthetic:N for N lanes (default: the embedded gradients)")
 	f.IntVar(&opts.Workers, "workers", 0, "number of workers (default: the ranks of the gradients; 4 for synthetic ones)")
 	f.IntVar(&opts.Rounds, "rounds", 0, "all-reduces per mode (default: each step three times)")
 	f.StringArrayVar(&stragglers, "straggler", nil, "RANK=DELAY: this rank comes later to every all-reduce, and hybrid steers it")
+	f.Uint64Var(&opts.Seed, "seed", 1, "of the plans that mode steered draws")
 	f.StringVar(&opts.Pcap, "pcap", "", "write all frames of all switch ports to this file, and check it")
 	f.DurationVar(&opts.Timeout, "timeout", 60*time.Second, "of one all-reduce")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
