@@ -16,7 +16,7 @@ const (
 	phaseGroup                // who gets copies
 	phaseMember               // who may send, and the way to and from the servers
 	phasePlan                 // from here on the switch sums
-	phaseArmed                // a plan that announces another one
+	phaseArmed                // a plan that announces another one, here or on a server
 	phaseJob                  // from here on the switch knows the job
 	numPhases
 )
@@ -198,11 +198,11 @@ func desiredPlan(out objects, in *intent, j *job, p plan, next uint16) {
 		})
 	}
 	final, phase := 0, phasePlan
+	if next != 0 {
+		phase = phaseArmed
+	}
 	if len(p.decision.Servers) == 0 {
 		final = 1
-		if next != 0 {
-			phase = phaseArmed
-		}
 	} else {
 		next = 0 // the server's to announce
 	}
