@@ -16,9 +16,10 @@ import (
 // later time, any number of times, or never. So no number of copies, losses or steps is bounded. A worker's resend
 // needs no step of its own: it is another arrival of the same GRAD (RESEND is no part of any rule).
 //
-// What is bounded or left out: the job (ranks, pool 2, the chunks of the rounds given), one lane a chunk, no change of
-// plan, and time, which stands still: no timer of a Window runs out. A server's answer passes the switch at once, since the
-// switch keeps no state for it; its copies to the workers then go their own ways.
+// What is bounded or left out: the job (its ranks, pool and rounds, given with each case; the switch has 2 x pool slots), one
+// lane a chunk, no change of plan, and time, which stands still: no timer of a Window runs out. A server's answer and a
+// steered GRAD pass the switch at once, which keeps no state for them; an answer's copies then go their own ways.
+// Packets that no rule tells apart count as one, and so do states that differ in what nothing depends on: see hash.
 //
 // Checked in every state: each RESULT that anybody sends is exact; nothing is refused but a stale GRAD; every send keeps
 // the window rule as the test itself keeps account of it; and from the state on, all workers finish when nothing is

@@ -286,8 +286,7 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 		w.result(now, h)
 		return EventResult
 	case wire.TypeNack:
-		// A chunk that has no RESULT here cannot be stale at an aggregator that keeps the rules: the answer to another
-		// copy overtook this NACK, or is lost and a resend brings it.
+		// While all keep the rules, no aggregator goes on to a newer owner before this rank has the RESULT.
 		if !mine || h.Reason == wire.ReasonStale {
 			return EventNone
 		}

@@ -110,6 +110,10 @@ func TestLeaseOfAJob(t *testing.T) {
 	if !proto.Equal(info, want) {
 		t.Errorf("info: %v, want %v", info, want)
 	}
+
+	remove(0, 0) // everything
+	free(100)
+	install(9, 1, 50, 0)
 }
 
 // failing is a store that refuses plans.

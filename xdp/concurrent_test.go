@@ -1,6 +1,7 @@
 package xdp
 
 import (
+	"bytes"
 	"math/rand/v2"
 	"net/netip"
 	"runtime"
@@ -14,9 +15,9 @@ import (
 // them, some of the copies damaged: each must count once, a damaged one never, and each chunk must give one RESULT to
 // the service, from whichever processor completed it.
 func TestConcurrent(t *testing.T) {
-	const ranks, chunks, rounds, processors = 16, 3, 60, 4
+	const ranks, chunks, rounds, processors = 64, 1, 80, 4
 	server := load(t, 2*chunks)
-	plan := Plan{Job: 5, Epoch: 1, Ranks: 1<<ranks - 1, Lease: Lease{Chunks: chunks, Rounds: 2},
+	plan := Plan{Job: 5, Epoch: 1, Ranks: ^uint64(0), Lease: Lease{Chunks: chunks, Rounds: 2},
 		ServiceIP: netip.AddrFrom4(serviceAddr.IP), ServiceMAC: serviceAddr.MAC}
 	if err := server.Install(plan); err != nil {
 		t.Fatal(err)
@@ -31,6 +32,11 @@ func TestConcurrent(t *testing.T) {
 		return p
 	}
 	for round := range uint32(rounds) {
+		var sent [ranks * chunks][]byte
+		for i := range sent {
+			chunk, rank := uint32(i%chunks), uint8(i/chunks)
+			sent[i] = wire.AppendFrame(nil, workerAddr(rank), serverAddr, contribution(round, chunk, rank), true)
+		}
 		var mu sync.Mutex
 		results := make(map[uint32]int)
 		var all sync.WaitGroup
@@ -39,7 +45,7 @@ func TestConcurrent(t *testing.T) {
 				rng := rand.New(rand.NewPCG(processor, uint64(round)))
 				for _, i := range rng.Perm(ranks * chunks) {
 					chunk, rank := uint32(i%chunks), uint8(i/chunks)
-					frame := wire.AppendFrame(nil, workerAddr(rank), serverAddr, contribution(round, chunk, rank), true)
+					frame := bytes.Clone(sent[i])
 					// The last processor's copies are all sound, so that every chunk is completed.
 					damaged := processor != processors-1 && rng.IntN(3) == 0
 					if damaged {

@@ -324,13 +324,13 @@ static __always_inline enum step step_of(const struct slot *s, __u32 job, __u32 
 		*reason = REASON_SHAPE;
 		return REFUSED;
 	}
-	if (s->mask != all && !(s->mask & bits))
+	if (!(s->mask & bits))
 		return ADD;
-	if (s->mask != all && bits & ~s->mask) {
+	if (bits & ~s->mask) {
 		*reason = REASON_OVERLAP;
 		return REFUSED;
 	}
-	*reason = REASON_DUPLICATE; // closed first: whatever comes is answered and adds nothing
+	*reason = REASON_DUPLICATE;
 	return s->mask == all ? CLOSED : KNOWN;
 }
 

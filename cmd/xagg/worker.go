@@ -49,8 +49,9 @@ integers that the network summed are written to roundIII-rankR.i32 (little-endia
 				return usagef("--ip %q: want the IPv4 address that this worker sends from", ip)
 			case rank < 0 || rank >= wire.MaxRanks:
 				return usagef("--rank %d: want 0 to %d", rank, wire.MaxRanks-1)
-			case rounds < 0:
-				return usagef("--rounds %d: want a number of all-reduces, or 0 for each step %d times", rounds, grads.RepeatsPerStep)
+			case rounds < 0 || rounds > grads.MaxRounds:
+				return usagef("--rounds %d: want a number of all-reduces up to %d, or 0 for each step %d times", rounds, grads.MaxRounds,
+					grads.RepeatsPerStep)
 			case timeout <= 0:
 				return usagef("--timeout %v: want a positive duration", timeout)
 			}

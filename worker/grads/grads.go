@@ -43,7 +43,7 @@ func (s *Set) MaxLen() int { return slices.Max(s.lens) }
 const RepeatsPerStep = 3
 
 // Schedule returns the step of every all-reduce of a run: each RepeatsPerStep times, over and over until there are
-// enough. rounds 0 stands for one pass over the steps.
+// enough. rounds 0 stands for one pass over the steps; at most [MaxRounds] make sense.
 func (s *Set) Schedule(rounds int) []int {
 	if rounds == 0 {
 		rounds = RepeatsPerStep * len(s.steps)
@@ -75,6 +75,12 @@ func (s *Set) Vector(step, rank int) ([]float32, error) {
 	return v, nil
 }
 
+// MaxSynthetic is the largest number of values of a synthetic vector: 1 GiB of them.
+const MaxSynthetic = 1 << 28
+
+// MaxRounds is the largest number of all-reduces of a run.
+const MaxRounds = 1 << 20
+
 // SyntheticSteps is the number of steps that Parse gives a synthetic set.
 const SyntheticSteps = 3
 
@@ -89,8 +95,8 @@ func Parse(spec string, ranks int) (*Set, error) {
 		return set, nil
 	}
 	n, err := strconv.Atoi(num)
-	if err != nil || n < 0 {
-		return nil, fmt.Errorf("parse gradients %q: want synthetic:N with the number of values N", spec)
+	if err != nil || n < 0 || n > MaxSynthetic {
+		return nil, fmt.Errorf("parse gradients %q: want synthetic:N with the number of values N, 0 to %d", spec, MaxSynthetic)
 	}
 	return Synthetic(n, ranks, SyntheticSteps), nil
 }
@@ -104,7 +110,10 @@ var fileName = regexp.MustCompile(`^(.*)rank([0-9]{1,9})\.npy$`)
 func Open(fsys fs.FS) (*Set, error) {
 	entries, err := fs.ReadDir(fsys, ".")
 	if err != nil {
-		return nil, fmt.Errorf("open gradients: %w", err)
+		if pe, ok := errors.AsType[*fs.PathError](err); ok {
+			err = pe.Err // its path is a dot; whoever made fsys knows the name
+		}
+		return nil, fmt.Errorf("open gradients: want a directory: %w", err)
 	}
 	files := map[string]map[int]string{} // step, rank: file
 	for _, e := range entries {
