@@ -11,6 +11,9 @@ import (
 )
 
 const (
+	// reportDelay keeps a report, which nobody is in a hurry for, out of the way of the round that has just begun: the
+	// calls of several workers on one machine at that moment are more work than a short round.
+	reportDelay    = 5 * time.Millisecond
 	reportTimeout  = 5 * time.Second        // of one call
 	reportBackoff  = 100 * time.Millisecond // before a report that failed is tried again, doubling
 	reportInterval = 5 * time.Second        // up to this
@@ -56,7 +59,15 @@ func (r *reporter) run(w *Worker) {
 
 // report tells one epoch, unless a newer one comes before it is told.
 func (r *reporter) report(w *Worker, epoch uint16) {
+	timer := time.NewTimer(reportDelay)
+	defer timer.Stop()
 	for pause := reportBackoff; ; pause = min(2*pause, reportInterval) {
+		select {
+		case <-timer.C:
+		case epoch = <-r.epochs:
+		case <-w.ctx.Done():
+			return
+		}
 		err := r.call(w, epoch)
 		switch status.Code(err) {
 		case codes.OK:
@@ -66,12 +77,7 @@ func (r *reporter) report(w *Worker, epoch uint16) {
 			return
 		}
 		w.log.Debug("change of plan is not reported yet", "epoch", epoch, "err", err)
-		select {
-		case <-time.After(pause):
-		case epoch = <-r.epochs:
-		case <-w.ctx.Done():
-			return
-		}
+		timer.Reset(pause)
 	}
 }
 
