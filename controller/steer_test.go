@@ -539,3 +539,29 @@ func TestEachUpdateOfAChangeFails(t *testing.T) {
 		t.Errorf("%d changes were refused and %d done: too few to have met every update", refused, epoch)
 	}
 }
+
+// TestChangeNeedsRoom: while a plan changes both plans must fit the switch's tables.
+func TestChangeNeedsRoom(t *testing.T) {
+	in := newIntent(t, testConfig())
+	in.sizes[tableMember] = 7
+	rule := steered["switch"]
+	j, err := in.create(JobSpec{Name: "train", Ranks: 4, MaxElems: 1, Policy: &rule})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, _, err := in.replan(j, steered["hybrid"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = in.beginChange(j, d)
+	if want := "8 entries of table XaggIngress.member are needed and 7 are free; remove a job"; err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+	if j.change != nil || j.epoch != 1 {
+		t.Errorf("the job changes nevertheless: %+v", j)
+	}
+	in.sizes[tableMember] = 8
+	if _, err := in.beginChange(j, d); err != nil {
+		t.Error(err)
+	}
+}
