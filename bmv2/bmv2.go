@@ -12,6 +12,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+
+	"xagg/internal/endpoint"
 )
 
 // Target is a running switch.
@@ -91,3 +93,11 @@ func (e *EnvironmentError) Error() string {
 func (e *EnvironmentError) Unwrap() error { return e.Err }
 
 func environment(err error, cure string) error { return &EnvironmentError{err, cure} }
+
+// refusedAddress makes an error of the machine of what it refuses to listen at.
+func refusedAddress(err error) error {
+	if refused, ok := errors.AsType[*endpoint.ListenError](err); ok {
+		return environment(refused, "")
+	}
+	return err
+}

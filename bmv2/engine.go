@@ -1,7 +1,6 @@
 package bmv2
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
@@ -20,6 +18,7 @@ import (
 	"xagg/bmv2/engine"
 	"xagg/bmv2/p4rt"
 	"xagg/bmv2/port"
+	"xagg/internal/endpoint"
 )
 
 const (
@@ -289,9 +288,9 @@ func StartEngine(cfg Config) (*Engine, error) {
 	if addr == "" {
 		addr = DefaultGRPCAddr
 	}
-	lis, err := Listen(addr)
+	lis, err := endpoint.Listen(addr)
 	if err != nil {
-		return nil, fmt.Errorf("start switch: %w", err)
+		return nil, fmt.Errorf("start switch: %w", refusedAddress(err))
 	}
 	e, err := NewEngine(cfg)
 	if err != nil {
@@ -307,33 +306,6 @@ func StartEngine(cfg Config) (*Engine, error) {
 		}
 	})
 	return e, nil
-}
-
-// Listen listens at an address as Config.GRPCAddr has it. A unix socket that nobody listens at any more is removed
-// first.
-func Listen(addr string) (net.Listener, error) {
-	network, name := "tcp", addr
-	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
-		network, name = "unix", strings.TrimPrefix(path, "//")
-		if st, err := os.Stat(name); err == nil && st.Mode().Type() == os.ModeSocket {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-			defer cancel()
-			if c, err := new(net.Dialer).DialContext(ctx, network, name); err == nil {
-				c.Close()
-			} else if errors.Is(err, syscall.ECONNREFUSED) {
-				os.Remove(name) // if this fails, so does listening, and says why
-			}
-		}
-	}
-	lis, err := net.Listen(network, name)
-	if err != nil {
-		cure := "choose an address of this machine"
-		if errors.Is(err, syscall.EADDRINUSE) {
-			cure = "another program listens there: end it, or choose another address"
-		}
-		return nil, environment(err, cure)
-	}
-	return lis, nil
 }
 
 // Serve answers P4Runtime on lis (TCP, unix or an in-memory listener) until Close; it may be called for several

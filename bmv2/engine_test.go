@@ -280,24 +280,6 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-func TestListenReplacesDeadSocket(t *testing.T) {
-	addr := "unix:" + filepath.Join(t.TempDir(), "s.sock")
-	old, err := bmv2.Listen(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := bmv2.Listen(addr); err == nil {
-		t.Fatal("listens where another one does")
-	}
-	old.(*net.UnixListener).SetUnlinkOnClose(false) // as if the process had died
-	old.Close()
-	again, err := bmv2.Listen(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	again.Close()
-}
-
 func TestPushRefusals(t *testing.T) {
 	r := engineRig(t)
 	info := r.start(t, switchJSON, switchInfo)

@@ -18,9 +18,9 @@ import (
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"xagg/bmv2/port"
+	"xagg/internal/endpoint"
 )
 
 // SimpleSwitchBinary is the name of the real switch's program.
@@ -145,9 +145,9 @@ func (cfg *SimpleSwitchConfig) checkMachine() error {
 		}
 		// The switch would go on without a server.
 		if !strings.HasPrefix(cfg.GRPCAddr, "unix:") {
-			lis, err := Listen(cfg.GRPCAddr)
+			lis, err := endpoint.Listen(cfg.GRPCAddr)
 			if err != nil {
-				return err
+				return refusedAddress(err)
 			}
 			return lis.Close()
 		}
@@ -209,8 +209,7 @@ func (s *SimpleSwitch) run(netns string) error {
 
 // ready waits until the switch answers.
 func (s *SimpleSwitch) ready(ctx context.Context) error {
-	conn, err := grpc.NewClient(s.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
+	conn, err := endpoint.Dial(s.addr, grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
 	if err != nil {
 		return err
 	}

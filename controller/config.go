@@ -2,18 +2,15 @@ package controller
 
 import (
 	_ "embed" // the example
-	"encoding"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 
-	"github.com/goccy/go-yaml"
-	"github.com/goccy/go-yaml/lexer"
-
+	"xagg/internal/endpoint"
+	"xagg/internal/strictyaml"
 	"xagg/policy"
 )
 
@@ -121,95 +118,24 @@ func Load(path string) (Config, error) {
 // wrong type and a wrong value are errors that begin with name, line and column.
 func Parse(name string, src []byte) (Config, error) {
 	cfg := DefaultConfig()
-	err := yaml.UnmarshalWithOptions(src, &cfg, yaml.Strict(),
-		yaml.CustomUnmarshaler(decodeText[netip.Addr]), yaml.CustomUnmarshaler(decodeText[MAC]))
-	if err != nil {
-		return Config{}, positioned(name, src, err)
+	if err := strictyaml.Decode(name, src, &cfg, strictyaml.Text[netip.Addr](), strictyaml.Text[MAC]()); err != nil {
+		return Config{}, err
 	}
 	if err := cfg.Validate(); err != nil {
-		return Config{}, locate(name, src, err)
+		return Config{}, strictyaml.Locate(name, src, policy.FieldOf(err), err)
 	}
 	return cfg, nil
 }
 
-// textError is a scalar that is not what it should be. The decoder says where something is wrong, but not where a
-// type's own decoding fails.
-type textError struct {
-	text string
-	err  error
-}
-
-func (e *textError) Error() string { return e.err.Error() }
-
-// decodeText decodes a scalar by the type's UnmarshalText.
-func decodeText[T any, P interface {
-	*T
-	encoding.TextUnmarshaler
-}](v *T, src []byte) error {
-	var text string
-	if err := yaml.Unmarshal(src, &text); err != nil {
-		return err
-	}
-	if err := P(v).UnmarshalText([]byte(text)); err != nil {
-		return &textError{text, err}
-	}
-	return nil
-}
-
-// positioned puts the file's name and the place of the mistake before the decoder's message.
-func positioned(name string, src []byte, err error) error {
-	var bad *textError
-	var yerr yaml.Error
-	switch {
-	case errors.As(err, &bad):
-		for _, tok := range lexer.Tokenize(string(src)) {
-			if tok.Value == bad.text {
-				return fmt.Errorf("%s:%d:%d: %w", name, tok.Position.Line, tok.Position.Column, err)
-			}
-		}
-	case errors.As(err, &yerr) && yerr.GetToken() != nil:
-		pos := yerr.GetToken().Position
-		return fmt.Errorf("%s:%d:%d: %s", name, pos.Line, pos.Column, yerr.GetMessage())
-	}
-	return fmt.Errorf("%s: %w", name, err)
-}
-
-// locate finds the line and column of the field that a FieldError names. A field that is missing is looked for at
-// its parents.
-func locate(name string, src []byte, err error) error {
-	var ferr *policy.FieldError
-	if !errors.As(err, &ferr) {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	for field := ferr.Field; field != ""; field = parent(field) {
-		path, perr := yaml.PathString("$." + field)
-		if perr != nil {
-			break
-		}
-		node, perr := path.ReadNode(strings.NewReader(string(src)))
-		if perr != nil {
-			continue
-		}
-		pos := node.GetToken().Position
-		return fmt.Errorf("%s:%d:%d: %w", name, pos.Line, pos.Column, err)
-	}
-	return fmt.Errorf("%s: %w", name, err)
-}
-
-// parent cuts the last step off a field path: "hosts[1].port", "hosts[1]", "hosts", "".
-func parent(field string) string {
-	return field[:max(0, strings.LastIndexAny(field, ".["))]
-}
-
 // Validate checks the whole configuration. Errors are of type [*policy.FieldError] and name the first field at fault.
 func (c *Config) Validate() error {
-	if err := checkAddress(c.Listen); err != nil {
+	if err := endpoint.Check(c.Listen); err != nil {
 		return field("listen", err)
 	}
 	if c.Switch.Name == "" {
 		return fieldf("switch.name", "is missing")
 	}
-	if err := checkAddress(c.Switch.Address); err != nil {
+	if err := endpoint.Check(c.Switch.Address); err != nil {
 		return field("switch.address", err)
 	}
 	if p := c.Switch.CPUPort; p < 1 || p > MaxPort {
@@ -319,7 +245,7 @@ func (c *Config) validateLinks() error {
 		if err := link(at, s.Name, s.IP, s.MAC, s.Port); err != nil {
 			return err
 		}
-		if err := checkAddress(s.Agent); err != nil {
+		if err := endpoint.Check(s.Agent); err != nil {
 			return field(at+".agent", err)
 		}
 	}
@@ -341,23 +267,6 @@ func (j JobSpec) Validate() error {
 		if err := j.Policy.Validate(); err != nil {
 			return under("policy", err)
 		}
-	}
-	return nil
-}
-
-// checkAddress checks an address of a gRPC server: host:port, or unix:PATH.
-func checkAddress(addr string) error {
-	if addr == "" {
-		return errors.New("is missing; want host:port or unix:PATH")
-	}
-	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
-		if path == "" {
-			return fmt.Errorf("%q has no path", addr)
-		}
-		return nil
-	}
-	if _, _, err := net.SplitHostPort(addr); err != nil {
-		return fmt.Errorf("%q is neither host:port nor unix:PATH", addr)
 	}
 	return nil
 }

@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,8 +16,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"xagg/api"
-	"xagg/controller/channel"
 	"xagg/controller/p4rt"
+	"xagg/internal/endpoint"
 )
 
 const (
@@ -36,8 +33,8 @@ const (
 type Controller struct {
 	cfg      Config
 	log      *slog.Logger
-	dial     channel.Dialer
-	election p4rt.ElectionID
+	dial     endpoint.Dialer
+	election p4rt.ElectionID // the time of New: the controller that was started last is primary
 	program  *p4rt.Program
 	base     objects // wanted whether there are jobs or not
 
@@ -63,10 +60,7 @@ func WithLogger(log *slog.Logger) Option { return func(c *Controller) { c.log = 
 
 // WithDialer replaces the way to the switch and to the servers' agents, for instance by in-memory connections. The
 // addresses of the configuration then mean whatever dial makes of them.
-func WithDialer(dial channel.Dialer) Option { return func(c *Controller) { c.dial = dial } }
-
-// WithElectionID replaces the election id, which is the time of New: the controller that was started last is primary.
-func WithElectionID(id p4rt.ElectionID) Option { return func(c *Controller) { c.election = id } }
+func WithDialer(dial endpoint.Dialer) Option { return func(c *Controller) { c.dial = dial } }
 
 // New checks the configuration and the embedded P4 program, and plans the configured jobs. It connects to nothing:
 // see [Controller.Run].
@@ -82,8 +76,8 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 	c := &Controller{
 		cfg:      cfg,
 		log:      slog.New(slog.DiscardHandler),
-		dial:     channel.Dial,
-		election: p4rt.ElectionID{Low: uint64(now.UnixNano())},
+		dial:     endpoint.Connect,
+		election: p4rt.ElectionID{Low: uint64(time.Now().UnixNano())},
 		program:  program,
 		meets:    make(map[string]*rendezvous),
 		errs:     make(map[string]error),
@@ -120,40 +114,6 @@ var errNotInstalled = errors.New("its plan is not installed on the servers yet")
 
 // baseOwner owns what the switch has whether there are jobs or not. No job has this id.
 const baseOwner = 0
-
-// Listen opens a listener at an address of the configuration: host:port or unix:PATH. A socket that a dead process
-// left behind is replaced; one that answers is in use.
-func Listen(address string) (net.Listener, error) {
-	if err := checkAddress(address); err != nil {
-		return nil, fmt.Errorf("listen: address %w", err)
-	}
-	path, isUnix := strings.CutPrefix(address, "unix:")
-	if !isUnix {
-		lis, err := net.Listen("tcp", address)
-		if err != nil {
-			return nil, fmt.Errorf("listen: %w", err)
-		}
-		return lis, nil
-	}
-	lis, err := net.Listen("unix", path)
-	if err == nil {
-		return lis, nil
-	}
-	if info, serr := os.Lstat(path); serr != nil || info.Mode().Type() != fs.ModeSocket {
-		return nil, fmt.Errorf("listen: %w", err)
-	}
-	if conn, derr := net.Dial("unix", path); derr == nil {
-		conn.Close()
-		return nil, fmt.Errorf("listen: %w: another process answers there", err)
-	}
-	if err := os.Remove(path); err != nil {
-		return nil, fmt.Errorf("listen: replace the socket of a dead process: %w", err)
-	}
-	if lis, err = net.Listen("unix", path); err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
-	}
-	return lis, nil
-}
 
 // Run connects to the switch and to the servers' agents, keeps them programmed and serves the API on lis, until ctx
 // ends (it then returns nil) or lis fails. A switch or an agent that goes away is tried again until it is back. Run

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -882,33 +881,5 @@ func TestReadSlot(t *testing.T) {
 		if _, err := r.c.ReadSlot(t.Context(), bad.index, bad.blocks); err == nil {
 			t.Errorf("%+v is read", bad)
 		}
-	}
-}
-
-func TestListen(t *testing.T) {
-	dir := t.TempDir()
-	address := "unix:" + dir + "/s"
-	first, err := Listen(address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Listen(address); err == nil || !strings.Contains(err.Error(), "another process answers there") {
-		t.Errorf("in use: %v", err)
-	}
-	first.(*net.UnixListener).SetUnlinkOnClose(false) // as when its process is killed
-	first.Close()
-	second, err := Listen(address)
-	if err != nil {
-		t.Fatalf("a dead process's socket: %v", err)
-	}
-	second.Close()
-	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Listen("unix:" + dir + "/file"); err == nil {
-		t.Error("a file is replaced")
-	}
-	if _, err := Listen("nowhere"); err == nil {
-		t.Error("an address without port is taken")
 	}
 }

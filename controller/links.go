@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/connectivity"
 
 	"xagg/api"
-	"xagg/controller/channel"
 	"xagg/controller/p4rt"
+	"xagg/internal/endpoint"
 )
 
 const (
@@ -237,7 +237,7 @@ func (c *Controller) keepAgent(ctx context.Context, s Server) {
 
 // holdAgent connects to an agent, installs there what is wanted and stays until it no longer answers.
 func (c *Controller) holdAgent(ctx context.Context, s Server) error {
-	conn, err := channel.New(s.Agent, c.dial, grpc.WithIdleTimeout(0))
+	conn, err := endpoint.DialBy(c.dial, s.Agent, grpc.WithIdleTimeout(0))
 	if err != nil {
 		return err
 	}
@@ -245,7 +245,7 @@ func (c *Controller) holdAgent(ctx context.Context, s Server) error {
 	client := api.NewAgentClient(conn)
 	info, err := c.takeAgent(ctx, s, client)
 	if err != nil {
-		return conn.Explain(err)
+		return err
 	}
 	c.log.Info("server's agent is there", "server", s.Name, "mode", info.GetMode(), "slots", info.GetSlots())
 	if err := c.applyAll(ctx); err != nil {

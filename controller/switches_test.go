@@ -13,8 +13,8 @@ import (
 
 	"xagg/api"
 	"xagg/bmv2"
-	"xagg/controller/channel"
 	"xagg/controller/p4rt"
+	"xagg/internal/endpoint"
 	"xagg/tests/require"
 	"xagg/wire"
 )
@@ -67,7 +67,7 @@ func testSwitch(t *testing.T, address string) {
 			if a := agents[address]; a != nil {
 				return a.dial(ctx)
 			}
-			return channel.Dial(ctx, address)
+			return endpoint.Connect(ctx, address)
 		}))
 		if err != nil {
 			t.Fatal(err)

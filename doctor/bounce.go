@@ -77,13 +77,9 @@ const (
 	serverPort = 65
 )
 
-// runDir has the records of the checks' own labs. In a folder of their own, they do not remove what is reported as
-// left over by others.
-const runDir = netns.RunDir + "/doctor"
-
-// server is a lab of one server behind a bridge, as in every lab.
+// server is a lab of one server behind a bridge, as in every lab. It leaves alone what others left: that is reported.
 func server(rate uint64) netns.Spec {
-	return netns.Spec{RunDir: runDir, Hosts: []netns.Host{{
+	return netns.Spec{KeepDead: true, Hosts: []netns.Host{{
 		Name: serverName, Addr: netip.MustParsePrefix("10.77.1.1/16"), MAC: serverMAC, Port: serverPort,
 		Rate: rate, Bridge: true,
 	}}}

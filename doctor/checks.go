@@ -184,7 +184,8 @@ func leftovers(_ context.Context, m Machine) Check {
 	var dead []string
 	for _, r := range records {
 		if !r.Alive {
-			dead = append(dead, fmt.Sprintf("%s (%d namespaces, %d processes)", r.ID, len(r.Namespaces), len(r.Processes)))
+			dead = append(dead, fmt.Sprintf("%s (%d namespaces, %d processes, %d folders)",
+				r.ID, len(r.Namespaces), len(r.Processes), len(r.Paths)))
 		}
 	}
 	switch alive := len(records) - len(dead); {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -194,7 +195,7 @@ func TestIncompleteMachines(t *testing.T) {
 			m.Records = func() ([]netns.Record, error) {
 				return []netns.Record{{ID: "a1", Alive: true}, {ID: "b2", Namespaces: []string{"x", "y"}}}, nil
 			}
-		}), Warn, "b2 (2 namespaces, 0 processes)", "xagg doctor --fix"},
+		}), Warn, "b2 (2 namespaces, 0 processes, 0 folders)", "xagg doctor --fix"},
 		{"clang", with(map[string]string{"clang-16 --version": "absent"}), Warn, "clang-16: not installed", "apt-get install clang-16"},
 		{"clang", with(map[string]string{"llvm-strip-16 --version": "absent"}), Warn, "llvm-strip-16: not installed", "llvm-16"},
 		{"p4c", with(map[string]string{"p4c-bm2-ss --version": "absent"}), Warn, "not installed", "p4lang/p4c 1.2.5"},
@@ -234,7 +235,7 @@ func TestLocal(t *testing.T) {
 			t.Errorf("%s: %+v", c.name, got)
 		}
 	}
-	records, err := netns.Records(runDir)
+	records, err := netns.Records(netns.RunDir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,6 +243,23 @@ func TestLocal(t *testing.T) {
 		if r.Owner.PID == os.Getpid() {
 			t.Errorf("left by the checks: %+v", r)
 		}
+	}
+}
+
+// What the checks make is recorded where leftovers looks, and with it the next lab, should they be killed.
+func TestChecksAreRecorded(t *testing.T) {
+	require.Have(t, require.Netns)
+	lab, err := netns.Create(t.Context(), server(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lab.Close()
+	records, err := Local().Records()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(records, func(r netns.Record) bool { return r.ID == lab.ID() && r.Owner.PID == os.Getpid() }) {
+		t.Errorf("lab %s is not among the records %+v", lab.ID(), records)
 	}
 }
 

@@ -3,7 +3,6 @@ package doctor
 import (
 	"bytes"
 	"context"
-	"errors"
 	"os"
 	"os/exec"
 	"strings"
@@ -60,7 +59,7 @@ func Local() Machine {
 		Namespaces: netns.Available,
 		Bounce:     bounce,
 		Rate:       rate,
-		Records:    func() ([]netns.Record, error) { return netns.Records("") },
+		Records:    func() ([]netns.Record, error) { return netns.Records(netns.RunDir) },
 	}
 }
 
@@ -76,12 +75,4 @@ func output(ctx context.Context, name string, args ...string) (string, error) {
 }
 
 // Fix removes what labs left behind whose owner has died, and returns their ids.
-func Fix() ([]string, error) {
-	var swept []string
-	var errs []error
-	for _, dir := range []string{netns.RunDir, runDir} {
-		ids, err := netns.Sweep(dir)
-		swept, errs = append(swept, ids...), append(errs, err)
-	}
-	return swept, errors.Join(errs...)
-}
+func Fix() ([]string, error) { return netns.Sweep(netns.RunDir) }

@@ -12,7 +12,8 @@
 //	table XaggIngress.returning standard_metadata.ingress_port:9 hdr.x.job:16 hdr.x.epoch:16
 //	                                                            from_server(mac:48, ip:32, all_:16, cohort:16)
 //	table XaggIngress.ipv4      hdr.ipv4.dst:32 lpm                 forward(port:9, mac:48)
-//	table XaggIngress.arp       hdr.arp.tpa:32                      arp_reply(mac:48); default flood(group:16)
+//	table XaggIngress.arp       hdr.arp.tpa:32                      arp_reply(mac:48)
+//	                                                            default flood(group:16)
 //	table XaggEgress.replica    standard_metadata.egress_rid:16     to_rank(mac:48, ip:32, port:16)
 //
 // set_plan: expected is the cohort's mask, final is 1 where the switch closes chunks itself, group is the multicast

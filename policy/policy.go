@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -89,6 +90,15 @@ func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
 
 // Unwrap returns the error without the field.
 func (e *FieldError) Unwrap() error { return e.Err }
+
+// FieldOf returns the field that an error is about, or "" where none is named.
+func FieldOf(err error) string {
+	var field *FieldError
+	if !errors.As(err, &field) {
+		return ""
+	}
+	return field.Field
+}
 
 func fieldf(field, format string, args ...any) error {
 	return &FieldError{Field: field, Err: fmt.Errorf(format, args...)}

@@ -10,7 +10,21 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"xagg/internal/strictyaml"
 )
+
+// parse reads a rule as the controller reads its configuration.
+func parse(name string, src []byte) (Static, error) {
+	var s Static
+	if err := strictyaml.Decode(name, src, &s); err != nil {
+		return s, err
+	}
+	if err := s.Validate(); err != nil {
+		return s, strictyaml.Locate(name, src, FieldOf(err), err)
+	}
+	return s, nil
+}
 
 func TestGoodFiles(t *testing.T) {
 	want := map[string]Static{
@@ -28,7 +42,7 @@ func TestGoodFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := Parse(src)
+		got, err := parse(filepath.Base(file), src)
 		if err != nil {
 			t.Errorf("%s: %v", file, err)
 		}
@@ -51,9 +65,9 @@ func TestBadFiles(t *testing.T) {
 		}
 		first, _, _ := strings.Cut(string(src), "\n")
 		want := strings.TrimPrefix(first, "# ")
-		_, err = Parse(src)
-		if err == nil || !strings.HasPrefix(err.Error(), "read policy: "+want) {
-			t.Errorf("%s\ngot  %v\nwant read policy: %s", file, err, want)
+		_, err = parse(filepath.Base(file), src)
+		if err == nil || err.Error() != filepath.Base(file)+want {
+			t.Errorf("\ngot  %v\nwant %s%s", err, filepath.Base(file), want)
 		}
 	}
 }
@@ -233,7 +247,7 @@ func FuzzParse(f *testing.F) {
 		f.Add(src)
 	}
 	f.Fuzz(func(t *testing.T, src []byte) {
-		rule, err := Parse(src)
+		rule, err := parse("f.yaml", src)
 		if err == nil && rule.Validate() != nil {
 			t.Error("a rule that is not valid was taken")
 		}

@@ -5,8 +5,6 @@ import (
 	"math/bits"
 	"slices"
 	"strings"
-
-	"github.com/goccy/go-yaml"
 )
 
 // RuleStatic is the name of the rule [Static].
@@ -32,18 +30,6 @@ type Static struct {
 	Steer   []int    `yaml:"steer"`   // ModeHybrid: ranks that go to the servers
 	Servers []string `yaml:"servers"` // ModeServer and ModeHybrid: names; empty = all there are
 	Pool    int      `yaml:"pool"`    // slots per version, a power of two; 0 = as many as the switch's ports can queue, at most MaxDefaultPool
-}
-
-// Parse reads a rule from YAML. A field that the rule does not have is an error with its line and column.
-func Parse(src []byte) (Static, error) {
-	var s Static
-	if err := yaml.UnmarshalWithOptions(src, &s, yaml.Strict()); err != nil {
-		return Static{}, fmt.Errorf("read policy: %s", yaml.FormatError(err, false, false))
-	}
-	if err := s.Validate(); err != nil {
-		return Static{}, fmt.Errorf("read policy: %w", err)
-	}
-	return s, nil
 }
 
 // mode returns the mode with its default.

@@ -38,15 +38,16 @@ func (e *AbortError) Error() string {
 	return fmt.Sprintf("job was aborted by %s: %s", transport.Spell(e.Ranks), e.Reason)
 }
 
-// rpcError is what the controller answered, in its own words. It keeps its gRPC status.
-type rpcError struct{ status *status.Status }
+// rpcError is the error of a call to the controller, in the controller's words. It keeps its gRPC status.
+type rpcError struct{ err error }
 
 func (e *rpcError) Error() string {
-	if e.status.Code() == codes.Unavailable {
-		return fmt.Sprintf("controller cannot be reached, is 'xagg controller' running there? %s", e.status.Message())
+	words := status.Convert(e.err).Message()
+	if status.Code(e.err) == codes.Unavailable {
+		return fmt.Sprintf("controller cannot be reached, is 'xagg controller' running there? %s", words)
 	}
-	return "controller: " + e.status.Message()
+	return "controller: " + words
 }
 
-// GRPCStatus lets status.FromError find the status.
-func (e *rpcError) GRPCStatus() *status.Status { return e.status }
+// Unwrap returns gRPC's error, which has the status.
+func (e *rpcError) Unwrap() error { return e.err }

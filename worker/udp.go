@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 
+	"xagg/internal/endpoint"
 	"xagg/wire"
 )
 
@@ -31,7 +32,7 @@ type UDPLink struct {
 }
 
 // ListenUDP opens a socket at an IPv4 address of this machine. Port 0 lets the system choose one; [wire.Port] is the
-// usual choice where every worker has its own address. Without checksum the socket sends UDP checksum 0, which leaves
+// usual choice where every worker has its own address. What the machine refuses is an [*endpoint.ListenError]. Without checksum the socket sends UDP checksum 0, which leaves
 // the detection of damaged packets to the protocol's tag.
 func ListenUDP(addr netip.AddrPort, checksum bool) (*UDPLink, error) {
 	if !addr.Addr().Is4() || addr.Addr().IsUnspecified() {
@@ -55,10 +56,7 @@ func ListenUDP(addr netip.AddrPort, checksum bool) (*UDPLink, error) {
 	}}
 	conn, err := lc.ListenPacket(context.Background(), "udp4", addr.String())
 	if err != nil {
-		if errors.Is(err, unix.EADDRINUSE) {
-			return nil, fmt.Errorf("%w; does another worker run here? Port 0 takes a free one", err)
-		}
-		return nil, err
+		return nil, endpoint.NewListenError("udp", addr.String(), err)
 	}
 	udp := conn.(*net.UDPConn)
 	return &UDPLink{conn: udp, batch: ipv4.NewPacketConn(udp)}, nil

@@ -170,8 +170,8 @@ func (w *Worker) rpcError(err error) error {
 	if w.ctx.Err() != nil {
 		return context.Cause(w.ctx)
 	}
-	if s, ok := status.FromError(err); ok {
-		return &rpcError{s}
+	if _, ok := status.FromError(err); ok {
+		return &rpcError{err}
 	}
 	return err
 }

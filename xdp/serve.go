@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"xagg/api"
+	"xagg/internal/endpoint"
 )
 
 // Config says what [Serve] serves. All fields are needed.
@@ -32,7 +30,7 @@ func Serve(ctx context.Context, cfg Config, log *slog.Logger) (err error) {
 	if _, err := net.InterfaceByName(cfg.Interface); err != nil {
 		return &NoInterfaceError{cfg.Interface, err}
 	}
-	listener, err := listen(cfg.Listen)
+	listener, err := endpoint.Listen(cfg.Listen)
 	if err != nil {
 		return err
 	}
@@ -63,30 +61,4 @@ func Serve(ctx context.Context, cfg Config, log *slog.Logger) (err error) {
 	rpc.GracefulStop()
 	<-served
 	return nil
-}
-
-// listen opens the agent's address. A socket file that a crashed process has left behind is replaced.
-func listen(address string) (net.Listener, error) {
-	path, ok := strings.CutPrefix(address, "unix:")
-	if !ok {
-		l, err := net.Listen("tcp", address)
-		if errors.Is(err, unix.EADDRINUSE) {
-			err = fmt.Errorf("%w; give another address with --listen ('ss -ltnp' shows who has it)", err)
-		}
-		return l, err
-	}
-	l, err := net.Listen("unix", path)
-	if !errors.Is(err, unix.EADDRINUSE) {
-		return l, err
-	}
-	if conn, dialErr := net.Dial("unix", path); dialErr == nil {
-		conn.Close()
-		return nil, fmt.Errorf("%w; a process is serving there, give another path with --listen", err)
-	} else if !errors.Is(dialErr, unix.ECONNREFUSED) {
-		return nil, err // not a socket, or not ours to try
-	}
-	if err := os.Remove(path); err != nil {
-		return nil, fmt.Errorf("remove the socket that a process left behind: %w", err)
-	}
-	return net.Listen("unix", path)
 }

@@ -14,9 +14,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"xagg/internal/endpoint"
 )
 
 // Frame is a frame at a port of the switch.
@@ -31,14 +32,14 @@ const MaxBatch = 16
 
 // Client talks to one switch.
 type Client struct {
-	conn   *grpc.ClientConn
+	conn   *endpoint.Conn
 	device uint64
 	next   uint64 // id of the next frame
 }
 
 // Dial prepares a client for the switch whose data plane is at addr. It does not wait for it.
 func Dial(addr string, device uint64) (*Client, error) {
-	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := endpoint.Dial(addr)
 	if err != nil {
 		return nil, fmt.Errorf("dial data plane at %s: %w", addr, err)
 	}

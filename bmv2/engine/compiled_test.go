@@ -28,7 +28,8 @@ func TestCompiledBelongsToSource(t *testing.T) {
 	}
 }
 
-// TestCompile compiles the test programs again and compares.
+// TestCompile compiles the test programs again. What the compiler that compiled.lock records makes of them is what is
+// committed; the engine has to load what any other one makes of them.
 func TestCompile(t *testing.T) {
 	require.Have(t, require.P4C)
 	version, err := exec.Command("p4c-bm2-ss", "--version").CombinedOutput()
@@ -36,8 +37,9 @@ func TestCompile(t *testing.T) {
 		t.Fatal(err)
 	}
 	recorded, _, _ := strings.Cut(string(readTestdata(t, "compiled.lock")), "\n")
-	if !strings.Contains(string(version), strings.TrimPrefix(recorded, "compiler p4c-bm2-ss ")) {
-		t.Skipf("this is another compiler (%s) than the one recorded (%s)", bytes.TrimSpace(version), recorded)
+	same := strings.Contains(string(version), strings.TrimPrefix(recorded, "compiler p4c-bm2-ss "))
+	if !same {
+		t.Logf("compiled and loaded, but not compared: this is %s, recorded is %s", bytes.TrimSpace(version), recorded)
 	}
 	for _, name := range testPrograms {
 		out := filepath.Join(t.TempDir(), name)
@@ -51,8 +53,13 @@ func TestCompile(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !bytes.Equal(got, readTestdata(t, name+ext)) {
+			if same && !bytes.Equal(got, readTestdata(t, name+ext)) {
 				t.Errorf("%s differs from the committed one: run 'make generate'", name+ext)
+			}
+			if ext == ".json" {
+				if _, err := Load(got, Options{}); err != nil {
+					t.Errorf("load %s%s: %v", name, ext, err)
+				}
 			}
 		}
 	}

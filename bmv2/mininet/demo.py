@@ -24,19 +24,20 @@ import statistics
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 
 from mininet.log import setLogLevel
 from mininet.net import Mininet
 
-from xagg_mininet import (HERE, SWITCH, SimpleSwitchGrpc, XAggEngine, XAggHost,
-                          XAggTopo, worker_address)
+import record
+from xagg_mininet import (HERE, RECORD, SWITCH, SimpleSwitchGrpc, XAggEngine,
+                          XAggHost, XAggTopo, worker_address)
 
 MODES = ['switch', 'server', 'hybrid']
 REPEATS = 3  # all-reduces of each step
 SWITCHES = {cls.kind: cls for cls in (XAggEngine, SimpleSwitchGrpc)}
 INT32_MAX = 2**31 - 1
+INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells have it
 
 
 class DemoError(Exception):
@@ -288,15 +289,18 @@ def parse():
 def main():
     """Run the demo; return the exit code."""
     args = parse()
-    # Ended by a signal, it still cleans up.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # Ended by a signal, it still cleans up; killed, the next run does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     setLogLevel('warning')
+    for folder in record.sweep():
+        print(f'removed {folder}, which a run that was killed has left',
+              file=sys.stderr)
     steps = read_steps(args.grads, args.workers)
     args.rounds = args.rounds or REPEATS * len(steps)
     args.elems = max(len(vector) for step in steps for vector in step)
     rows, exact = [], True
-    with tempfile.TemporaryDirectory(prefix='xagg-mininet-') as folder, \
-            Demo(args, folder) as demo:
+    with contextlib.closing(RECORD), \
+            Demo(args, RECORD.folder('xagg-mininet-')) as demo:
         for mode in args.modes:
             print(f'mode {mode}', file=sys.stderr)
             lines, dumps = demo.run(mode)
@@ -325,3 +329,6 @@ if __name__ == '__main__':
         sys.exit(main())
     except DemoError as err:
         sys.exit(f'demo.py: {err}')
+    except KeyboardInterrupt:
+        print('demo.py: interrupted', file=sys.stderr)
+        sys.exit(INTERRUPTED)

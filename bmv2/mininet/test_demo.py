@@ -1,12 +1,16 @@
 """Tests of the demo's own sums and of the topology; they start nothing."""
 
 import array
+import json
 import os
 import struct
+import subprocess
+import sys
 import tempfile
 import unittest
 
 import demo
+import record
 import veth
 from xagg_mininet import XAggTopo
 
@@ -138,6 +142,76 @@ class TopologyTest(unittest.TestCase):
         for workers in 0, 65:
             with self.subTest(workers), self.assertRaises(ValueError):
                 XAggTopo(workers=workers)
+
+
+class RecordTest(unittest.TestCase):
+    """What a process made is removed by it, or by the next."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.run_dir = os.path.join(folder.name, 'run')
+
+    def records(self):
+        """Return the names of the records."""
+        return [name for name in os.listdir(self.run_dir)
+                if name.endswith(record.SUFFIX)]
+
+    def killed(self):
+        """Let a process make a folder and die; return the folder."""
+        code = ('import os, record, sys\n'
+                'folder = record.Record(sys.argv[1]).folder("xagg-test-")\n'
+                'open(os.path.join(folder, "file"), "w").close()\n'
+                'print(folder, flush=True)\n'
+                'os.kill(os.getpid(), 9)\n')
+        out = subprocess.run([sys.executable, '-B', '-c', code, self.run_dir],
+                             stdout=subprocess.PIPE, check=False, text=True)
+        self.assertEqual(out.returncode, -9)
+        return out.stdout.strip()
+
+    def test_close(self):
+        """Folders and record go with their owner."""
+        mine = record.Record(self.run_dir)
+        folders = [mine.folder('xagg-test-') for _ in range(2)]
+        with open(os.path.join(self.run_dir, self.records()[0]),
+                  encoding='utf-8') as file:
+            lines = [json.loads(line) for line in file]
+        self.assertEqual(lines[0]['owner'], {
+            'pid': os.getpid(), 'start': record.start_of(os.getpid())})
+        self.assertEqual([line['path'] for line in lines[1:]], folders)
+        mine.close()
+        self.assertFalse(any(map(os.path.lexists, folders)))
+        self.assertEqual(self.records(), [])
+
+    def test_sweep(self):
+        """Only what a dead process has recorded is swept."""
+        self.assertEqual(record.sweep(self.run_dir), [])
+        mine = record.Record(self.run_dir)
+        self.addCleanup(mine.close)
+        living = mine.folder('xagg-test-')
+        dead = self.killed()
+        self.assertTrue(os.path.isfile(os.path.join(dead, 'file')))
+        self.assertEqual(record.sweep(self.run_dir), [dead])
+        self.assertFalse(os.path.lexists(dead))
+        self.assertTrue(os.path.isdir(living))
+        self.assertEqual(len(self.records()), 1)
+        self.assertEqual(record.sweep(self.run_dir), [])
+
+    def test_others(self):
+        """A record that lists more than folders, or is odd, stays."""
+        os.mkdir(self.run_dir)
+        for name, text in {'lab': '{"netns": "xagg-a-w0"}\n',
+                           'odd': 'no JSON\n'}.items():
+            path = os.path.join(self.run_dir, name + record.SUFFIX)
+            with open(path, 'w', encoding='utf-8') as file:
+                file.write('{"path": "/nowhere"}\n' + text)
+        self.assertEqual(record.sweep(self.run_dir), [])
+        self.assertEqual(len(self.records()), 2)
+
+    def test_incomplete_line(self):
+        """What was not recorded completely was not made."""
+        self.assertEqual(record.folders_of('{"path": "/a"}\n{"path": "/'),
+                         ['/a'])
 
 
 class VethTest(unittest.TestCase):

@@ -13,16 +13,23 @@ Addresses are those of all of XAgg's labs: worker r is w{r}, 10.77.0.{r+1} at
 switch port r+1; server s is s{s}, 10.77.1.{s+1} at port 65+s.
 """
 
+import atexit
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 
 from mininet.node import Host, Switch
 from mininet.topo import Topo
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+# mn runs this file without saying where it is; the code knows.
+HERE = os.path.dirname(os.path.abspath(sys._getframe().f_code.co_filename))
+sys.path.insert(0, HERE)
+
+from record import Record  # noqa: E402 (from the folder just named)
+
 VETH = os.path.join(HERE, 'veth.py')
 
 CPU_PORT = 510  # of packet-in and packet-out; xagg.p4 knows it
@@ -35,6 +42,21 @@ PREFIX_LENGTH = 16
 
 # Seconds that a switch may take to end when it is asked to.
 GRACE = 5
+
+# What this process makes.
+RECORD = Record()
+atexit.register(RECORD.close)
+
+# linux/prctl.h
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with(parent):
+    """Have the kernel kill this process when its parent ends, however."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before
+        os._exit(1)
 
 
 def worker_address(rank):
@@ -99,13 +121,22 @@ class XAggTopo(Topo):
 
 
 class PlainLinks:
-    """A node that sends nothing by itself and whose links are plain wires."""
+    """A node that sends nothing by itself and whose links are plain wires.
+
+    Its processes die with this one.
+    """
 
     def __init__(self, *args, **params):
         super().__init__(*args, **params)
         # Before there are any interfaces: nothing about IPv6 is sent.
         for which in 'all', 'default':
             self.cmd(f'sysctl -qw net.ipv6.conf.{which}.disable_ipv6=1')
+
+    def popen(self, *args, **kwargs):
+        """Start a process in the node that does not outlive this one."""
+        parent = os.getpid()
+        return super().popen(*args, preexec_fn=lambda: die_with(parent),
+                             **kwargs)
 
     def veth_options(self, port):
         """Return the options of veth.py for the interface at a port."""
@@ -152,7 +183,7 @@ class P4RuntimeSwitch(PlainLinks, Switch):
         self.binary = binary or shutil.which(self.program)
         if self.binary is None:
             raise RuntimeError(f'{self.program} is not on PATH')
-        self.folder = tempfile.mkdtemp(prefix=f'xagg-{name}-')
+        self.folder = RECORD.folder(f'xagg-{name}-')
         self.socket = socket or os.path.join(self.folder, 'p4runtime.sock')
         self.log = os.path.join(self.folder, 'switch.log')
 

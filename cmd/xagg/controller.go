@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -18,7 +19,7 @@ import (
 
 	"xagg/api"
 	"xagg/controller"
-	"xagg/controller/channel"
+	"xagg/internal/endpoint"
 	"xagg/policy"
 )
 
@@ -32,8 +33,9 @@ const clientTimeout = 30 * time.Second
 func newControllerCommand(env *env) *cobra.Command {
 	var path string
 	cmd := &cobra.Command{
-		Use:   "controller --config FILE",
-		Short: "Run the daemon that programs the switch and the servers, and where workers meet",
+		Use:         "controller --config FILE",
+		Annotations: daemon,
+		Short:       "Run the daemon that programs the switch and the servers, and where workers meet",
 		Long: `Run the daemon that programs the switch and the servers, and where workers meet.
 
 It connects to the switch over P4Runtime and to the servers' agents, keeps both programmed, and serves its API until
@@ -46,14 +48,18 @@ it is interrupted. The configuration is YAML, for example:
 				return usagef("--config is missing: the file that names switch, hosts and servers; see '%s --help'", cmd.CommandPath())
 			}
 			cfg, err := controller.Load(path)
-			if err != nil {
+			var unread *fs.PathError
+			switch {
+			case errors.As(err, &unread):
+				return err
+			case err != nil:
 				return &exitError{exitUsage, err}
 			}
 			c, err := controller.New(cfg, controller.WithLogger(env.log))
 			if err != nil {
 				return err
 			}
-			lis, err := controller.Listen(cfg.Listen)
+			lis, err := endpoint.Listen(cfg.Listen)
 			if err != nil {
 				return err
 			}
@@ -86,18 +92,21 @@ func (c *controllerClient) call(ctx context.Context, f func(context.Context, api
 	if c.output != "text" && c.output != "json" {
 		return usagef("--output %q: want text or json", c.output)
 	}
-	conn, err := channel.New(c.address, channel.Dial)
+	if err := endpoint.Check(c.address); err != nil {
+		return usagef("--controller %w", err)
+	}
+	conn, err := endpoint.Dial(c.address)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
 	defer cancel()
-	err = conn.Explain(f(ctx, api.NewControllerClient(conn)))
-	var unreached *channel.ConnectError
+	err = f(ctx, api.NewControllerClient(conn))
+	var unreached *endpoint.ConnectError
 	if errors.As(err, &unreached) {
 		return fmt.Errorf("no controller answers at %s (%w): start one with 'xagg controller --config FILE', "+
-			"or name its address with --controller", c.address, unreached.Err)
+			"or name its address with --controller", c.address, unreached.Reason())
 	}
 	st, isStatus := status.FromError(err)
 	switch {

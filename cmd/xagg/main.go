@@ -14,6 +14,11 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"xagg/bmv2"
+	"xagg/internal/endpoint"
+	"xagg/xdp"
 )
 
 // Exit codes of every command.
@@ -66,7 +71,11 @@ func run(ctx context.Context, env *env, args []string) int {
 		return exitOK
 	}
 	var exit *exitError
-	if !errors.As(err, &exit) {
+	switch {
+	case errors.As(err, &exit):
+	case lacking(err):
+		exit = &exitError{exitEnvironment, err}
+	default:
 		exit = &exitError{exitFailure, err}
 	}
 	if exit.err != nil {
@@ -74,6 +83,20 @@ func run(ctx context.Context, env *env, args []string) int {
 	}
 	return exit.code
 }
+
+// lacking reports whether an error is that of the machine, which lacks an interface, a free address, a privilege or a
+// program.
+func lacking(err error) bool {
+	var (
+		address *endpoint.ListenError
+		machine *bmv2.EnvironmentError
+		device  *xdp.NoInterfaceError
+	)
+	return errors.As(err, &address) || errors.As(err, &machine) || errors.As(err, &device) || errors.Is(err, xdp.ErrPrivileges)
+}
+
+// daemon marks the commands that run until they are stopped: their logs are for machines unless a person looks on.
+var daemon = map[string]string{"daemon": ""}
 
 func newRoot(env *env, args []string) *cobra.Command {
 	var level, format string
@@ -86,7 +109,13 @@ func newRoot(env *env, args []string) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return cmd.Help()
 		},
-		PersistentPreRunE: func(*cobra.Command, []string) error {
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if format == "auto" { // what it stands for is the flag's value from now on
+				format = "text"
+				if _, ok := cmd.Annotations["daemon"]; ok && !isTerminal(env.stderr) {
+					format = "json"
+				}
+			}
 			log, err := newLogger(env.stderr, level, format)
 			if err != nil {
 				return err
@@ -103,7 +132,8 @@ func newRoot(env *env, args []string) *cobra.Command {
 		return usagef("%w; see '%s --help'", err, cmd.CommandPath())
 	})
 	root.PersistentFlags().StringVar(&level, "log-level", "info", "least level that is logged: debug, info, warn, error")
-	root.PersistentFlags().StringVar(&format, "log-format", "text", "form of the log on stderr: text, json")
+	root.PersistentFlags().StringVar(&format, "log-format", "auto",
+		"form of the log on stderr: text, json; auto is json for a daemon without a terminal, else text")
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(
 		newDemoCommand(env),
@@ -147,5 +177,15 @@ func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 	case "json":
 		return slog.New(slog.NewJSONHandler(w, opts)), nil
 	}
-	return nil, usagef("--log-format %q: want text or json", format)
+	return nil, usagef("--log-format %q: want auto, text or json", format)
+}
+
+// isTerminal reports whether what is written to w appears on a terminal.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }

@@ -44,10 +44,13 @@ checksum, since a check cannot know whether they noticed: capture where the pack
 switched off. A packet that the capture cut is a violation too, reason short: capture with a larger snap length.
 Packets of other protocols are skipped and counted. A file that ends in the midst of a packet is read up to there.
 
+Packets that disagree on a chunk's shape are told as one violation at the later one, which also names the earlier: a
+capture does not show which of the two was altered.
+
 Reasons:
   short, length, version, type, checksum, rank, mask, tag, shape
             as in NACKs and counters: see docs/protocol.md
-  field     a field or flag that must be zero in a packet of this type is not
+  field     a field or flag that must be zero in a packet of this type is not, or the other way round
   sum       a PARTIAL or RESULT is not the sum of the contributions in its mask
   twice     a rank is counted twice
   conflict  a second packet for the same contribution, PARTIAL or RESULT says something else

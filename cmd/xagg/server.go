@@ -1,20 +1,21 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
 
+	"xagg/internal/endpoint"
 	"xagg/xdp"
 )
 
 func newServerCommand(env *env) *cobra.Command {
 	cfg := xdp.Config{Memory: 64 << 20, Mode: xdp.Auto}
 	cmd := &cobra.Command{
-		Use:   "server --interface NAME",
-		Short: "Run an aggregation server: an XDP program on an interface, and its agent",
+		Use:         "server --interface NAME",
+		Annotations: daemon,
+		Short:       "Run an aggregation server: an XDP program on an interface, and its agent",
 		Long: `Attaches the aggregation program to an interface and serves the agent through which a
 controller leases its memory to jobs, until it is interrupted. Traffic that is not for
 UDP port 19860 passes to the network stack as before. Nothing is left when it ends.
@@ -35,6 +36,9 @@ same network namespace, the server attaches one that passes everything.`,
 			if _, err := cfg.Memory.Slots(); err != nil {
 				return usagef("--memory: %w", err)
 			}
+			if err := endpoint.Check(cfg.Listen); err != nil {
+				return usagef("--listen %w", err)
+			}
 			if cfg.Name == "" {
 				name, err := os.Hostname()
 				if err != nil {
@@ -42,11 +46,7 @@ same network namespace, the server attaches one that passes everything.`,
 				}
 				cfg.Name = name
 			}
-			err := xdp.Serve(cmd.Context(), cfg, env.log)
-			if errors.Is(err, xdp.ErrPrivileges) {
-				return &exitError{exitEnvironment, err}
-			}
-			return err
+			return xdp.Serve(cmd.Context(), cfg, env.log)
 		},
 	}
 	flags := cmd.Flags()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -11,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"xagg/bmv2"
+	"xagg/internal/endpoint"
 )
 
 // newSwitchCommand returns the command that runs the embedded engine with simple_switch_grpc's command line.
@@ -21,8 +21,9 @@ func newSwitchCommand(env *env) *cobra.Command {
 		cfg        bmv2.Config
 	)
 	cmd := &cobra.Command{
-		Use:   "switch [PROGRAM.json] [flags] [-- --grpc-server-addr ADDR --cpu-port N]",
-		Short: "Run the embedded P4 switch",
+		Use:         "switch [PROGRAM.json] [flags] [-- --grpc-server-addr ADDR --cpu-port N]",
+		Annotations: daemon,
+		Short:       "Run the embedded P4 switch",
 		Long: `Run the embedded P4 switch with the command line of simple_switch_grpc: it loads p4c's bmv2 JSON, forwards between
 network interfaces and answers P4Runtime, until it is interrupted.
 
@@ -79,6 +80,9 @@ func switchTarget(args []string, cfg *bmv2.Config) error {
 	if flags.NArg() != 0 {
 		return usagef("switch: behind --: unexpected %s", flags.Arg(0))
 	}
+	if err := endpoint.Check(cfg.GRPCAddr); err != nil {
+		return usagef("switch: --grpc-server-addr %w", err)
+	}
 	if flags.Changed("cpu-port") && (cfg.CPUPort == 0 || cfg.CPUPort >= bmv2.DropPort) {
 		return usagef("switch: --cpu-port %d: want 1 to %d", cfg.CPUPort, bmv2.DropPort-1)
 	}
@@ -106,11 +110,7 @@ func switchPorts(interfaces []string) (map[uint16]string, error) {
 
 func runSwitch(cmd *cobra.Command, env *env, cfg bmv2.Config) error {
 	engine, err := bmv2.StartEngine(cfg)
-	var machine *bmv2.EnvironmentError
-	switch {
-	case errors.As(err, &machine):
-		return &exitError{exitEnvironment, err}
-	case err != nil:
+	if err != nil {
 		return err
 	}
 	env.log.Info("switch is running", "addr", engine.GRPCAddr(), "device", cfg.DeviceID, "ports", len(cfg.Ports))

@@ -7,10 +7,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"xagg/api"
+	"xagg/internal/endpoint"
 	"xagg/lab/data"
 	"xagg/wire"
 	"xagg/worker"
@@ -35,7 +34,7 @@ Writes one JSON object per all-reduce to stdout: its place (index, step), the sc
 contributors' mask, packets, resends, clipped values, who came last, and the seconds that it took. With --dump the
 integers that the network summed are written to roundIII-rankR.i32 (little-endian int32) before.`,
 		Example: `  xagg worker --controller unix:/run/xagg.sock --job train --rank 0 --ip 10.77.0.1 --grads /data/gradients
-  xagg worker --controller 10.0.0.1:9460 --job train --rank 1 --ip 10.77.0.2 --grads synthetic:1000000 --rounds 10`,
+  xagg worker --controller 10.0.0.1:19860 --job train --rank 1 --ip 10.77.0.2 --grads synthetic:1000000 --rounds 10`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, name := range []string{"controller", "job", "rank", "ip"} {
@@ -44,7 +43,10 @@ integers that the network summed are written to roundIII-rankR.i32 (little-endia
 				}
 			}
 			addr, err := netip.ParseAddr(ip)
+			bad := endpoint.Check(controller)
 			switch {
+			case bad != nil:
+				return usagef("--controller %w", bad)
 			case err != nil || !addr.Is4() || addr.IsUnspecified():
 				return usagef("--ip %q: want the IPv4 address that this worker sends from", ip)
 			case rank < 0 || rank >= wire.MaxRanks:
@@ -60,21 +62,21 @@ integers that the network summed are written to roundIII-rankR.i32 (little-endia
 				return err
 			}
 			if rank >= set.Ranks() {
-				return fmt.Errorf("no gradients of rank %d: there are %d ranks", rank, set.Ranks())
+				return usagef("--rank %d: --grads has gradients of %d ranks, from 0", rank, set.Ranks())
 			}
 			if dump != "" {
 				if err := os.MkdirAll(dump, 0o755); err != nil {
 					return fmt.Errorf("make --dump directory: %w", err)
 				}
 			}
-			conn, err := grpc.NewClient(controller, grpc.WithTransportCredentials(insecure.NewCredentials()))
+			conn, err := endpoint.Dial(controller)
 			if err != nil {
-				return usagef("--controller %q: %w", controller, err)
+				return err
 			}
 			defer conn.Close()
 			link, err := worker.ListenUDP(netip.AddrPortFrom(addr, port), !noChecksum)
 			if err != nil {
-				return &exitError{exitEnvironment, err}
+				return err
 			}
 			begin, count := time.Now(), 0
 			write := replay.Writer(env.stdout, dump, set, rank)

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"xagg/controller/channel"
+	"xagg/internal/endpoint"
 )
 
 // MaxMessage is the largest message in bytes that is accepted: bmv2 answers a read with a single message, however
@@ -27,7 +27,7 @@ type Target struct {
 	DeviceID uint64     // the switch's own
 	Election ElectionID // the controller with the highest one is primary
 	// Dial opens a connection to Address.
-	Dial channel.Dialer
+	Dial endpoint.Dialer
 	// Backup, if set, is called when another controller is primary and the session waits to become it.
 	Backup func(primary ElectionID)
 	Log    *slog.Logger // nil discards
@@ -86,7 +86,7 @@ func Run(ctx context.Context, target Target, program *Program, handle func(conte
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	conn, err := channel.New(target.Address, target.Dial,
+	conn, err := endpoint.DialBy(target.Dial, target.Address,
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage)))
 	if err != nil {
 		return err
@@ -100,7 +100,7 @@ func Run(ctx context.Context, target Target, program *Program, handle func(conte
 
 	s := &Session{program: program, target: target, log: log, client: p4v1.NewP4RuntimeClient(conn)}
 	if s.stream, err = s.client.StreamChannel(ctx); err != nil {
-		return fmt.Errorf("open stream: %w", conn.Explain(cause(ctx, err)))
+		return fmt.Errorf("open stream: %w", cause(ctx, err))
 	}
 	if err := s.stream.Send(&p4v1.StreamMessageRequest{Update: &p4v1.StreamMessageRequest_Arbitration{
 		Arbitration: &p4v1.MasterArbitrationUpdate{DeviceId: target.DeviceID, ElectionId: target.Election.proto()},

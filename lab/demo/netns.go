@@ -20,10 +20,10 @@ import (
 	"github.com/goccy/go-yaml"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"xagg/api"
 	"xagg/bmv2/capture"
+	"xagg/internal/endpoint"
 	"xagg/lab"
 	"xagg/lab/netns"
 	"xagg/worker/replay"
@@ -38,7 +38,7 @@ type namespaces struct {
 	topology lab.Topology
 	opts     *Options
 	xagg     string // this program
-	conn     *grpc.ClientConn
+	conn     *endpoint.Conn
 	capture  *capture.Capture // of a real switch's ports
 	daemons  []*daemon
 }
@@ -106,7 +106,7 @@ func (n *namespaces) start(ctx context.Context) error {
 	if err := n.daemon("controller", netns.Switch, n.xagg, "controller", "--config", file); err != nil {
 		return err
 	}
-	n.conn, err = grpc.NewClient(n.socket("controller"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	n.conn, err = endpoint.Dial(n.socket("controller"))
 	if err != nil {
 		return fmt.Errorf("connect to the controller: %w", err)
 	}
@@ -154,6 +154,9 @@ func (n *namespaces) daemon(name, host, program string, args ...string) error {
 		return fmt.Errorf("start %s: %w", name, err)
 	}
 	defer log.Close() // the child has its own
+	if program == n.xagg {
+		args = append([]string{"--log-format", "text"}, args...) // its end may be shown to a person
+	}
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if d.child, err = n.lab.Start(host, cmd); err != nil {

@@ -15,12 +15,12 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
 	"xagg/api"
 	"xagg/bmv2"
 	"xagg/controller"
+	"xagg/internal/endpoint"
 	"xagg/lab"
 	"xagg/worker"
 	"xagg/xdp"
@@ -44,7 +44,7 @@ const DefaultSlots = 1 << 20
 type Lab struct {
 	topology lab.Topology
 	engine   *bmv2.Engine
-	conn     *grpc.ClientConn
+	conn     *endpoint.Conn
 	group    errgroup.Group
 	stop     context.CancelFunc
 	agents   []*grpc.Server
@@ -124,8 +124,7 @@ func (l *Lab) start(ctx, run context.Context, cfg Config) error {
 	}
 	controllerListener := listen(controllerAddr)
 	l.group.Go(func() error { return ctl.Run(run, controllerListener) })
-	l.conn, err = grpc.NewClient("passthrough:///"+controllerAddr, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(dial))
+	l.conn, err = endpoint.DialBy(dial, controllerAddr)
 	if err != nil {
 		return err
 	}

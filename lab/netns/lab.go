@@ -45,7 +45,7 @@ type Lab struct {
 	closed   bool
 }
 
-// Create makes a lab. First it removes what dead labs left in the same folder. When it fails, or ctx ends, nothing of
+// Create makes a lab. First it removes what dead labs left in the same folder, unless [Spec.KeepDead] is set. When it fails, or ctx ends, nothing of
 // the new lab remains.
 func Create(ctx context.Context, spec Spec) (*Lab, error) {
 	if err := spec.Validate(); err != nil {
@@ -57,8 +57,10 @@ func Create(ctx context.Context, spec Spec) (*Lab, error) {
 	if spec.RunDir == "" {
 		spec.RunDir = RunDir
 	}
-	if _, err := Sweep(spec.RunDir); err != nil {
-		return nil, fmt.Errorf("create lab: %w", err)
+	if !spec.KeepDead {
+		if _, err := Sweep(spec.RunDir); err != nil {
+			return nil, fmt.Errorf("create lab: %w", err)
+		}
 	}
 	journal, id, err := newJournal(spec.RunDir, spec.ID)
 	if err != nil {

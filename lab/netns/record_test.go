@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"xagg/tests/require"
 )
 
 // orphan writes a record and lets go of it as a dying owner does.
@@ -72,6 +74,26 @@ func TestSweepRemovesWhatIsRecorded(t *testing.T) {
 	}
 	if records, err := Records(dir); err != nil || len(records) != 0 {
 		t.Errorf("records after the sweep: %v, %v", records, err)
+	}
+}
+
+// A lab removes what dead ones left, unless it is told to leave it.
+func TestCreateSweeps(t *testing.T) {
+	require.Have(t, require.Netns)
+	dir := t.TempDir()
+	dead := orphan(t, dir)
+	for _, keep := range []bool{true, false} {
+		spec := star(dir, 1, 0, 0)
+		spec.KeepDead = keep
+		lab, err := Create(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		records, err := Records(dir)
+		found := slices.ContainsFunc(records, func(r Record) bool { return r.ID == dead })
+		if err = errors.Join(err, lab.Close()); err != nil || found != keep {
+			t.Errorf("KeepDead %v: a dead lab's record is there: %v; %v", keep, found, err)
+		}
 	}
 }
 

@@ -29,6 +29,8 @@ type Spec struct {
 	ID string
 	// RunDir is the folder of the lab's record and files. Empty: [RunDir].
 	RunDir string
+	// KeepDead leaves alone what dead labs left in the folder. Otherwise [Create] removes it.
+	KeepDead bool
 	// Hosts are the machines around the switch.
 	Hosts []Host
 }

@@ -1,13 +1,17 @@
 package lab
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"xagg/tests/require"
 )
@@ -28,13 +32,28 @@ func TestMininetModules(t *testing.T) {
 	}
 }
 
-// The demo in Mininet is exact with both switches, and leaves nothing behind.
-func TestMininetDemo(t *testing.T) {
-	require.Have(t, require.Mininet, require.XDP)
+// build compiles the xagg binary into a folder of the test's own.
+func build(t *testing.T) string {
+	t.Helper()
 	xagg := filepath.Join(t.TempDir(), "xagg")
 	if out, err := exec.Command("go", "build", "-o", xagg, "xagg/cmd/xagg").CombinedOutput(); err != nil {
 		t.Fatalf("build xagg: %v\n%s", err, out)
 	}
+	return xagg
+}
+
+// mininetDemo returns the demo's command, with its temporary files in temp.
+func mininetDemo(xagg, temp string, args ...string) *exec.Cmd {
+	cmd := exec.Command(python, append([]string{"-B", "demo.py", "--xagg", xagg}, args...)...)
+	cmd.Dir = mininetDir
+	cmd.Env = append(os.Environ(), "TMPDIR="+temp)
+	return cmd
+}
+
+// The demo in Mininet is exact with both switches, and leaves nothing behind.
+func TestMininetDemo(t *testing.T) {
+	require.Have(t, require.Mininet, require.XDP)
+	xagg := build(t)
 	for _, c := range []struct {
 		kind    string
 		feature require.Feature
@@ -42,9 +61,7 @@ func TestMininetDemo(t *testing.T) {
 		t.Run(c.kind, func(t *testing.T) {
 			require.Have(t, c.feature)
 			temp := t.TempDir()
-			cmd := exec.Command(python, "-B", "demo.py", "--xagg", xagg, "--switch", c.kind, "--rounds", "1")
-			cmd.Dir = mininetDir
-			cmd.Env = append(os.Environ(), "TMPDIR="+temp)
+			cmd := mininetDemo(xagg, temp, "--switch", c.kind, "--rounds", "1")
 			var table, log bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &table, &log
 			if err := cmd.Run(); err != nil {
@@ -65,5 +82,82 @@ func TestMininetDemo(t *testing.T) {
 				t.Errorf("left behind: %v, %v", left, err)
 			}
 		})
+	}
+}
+
+// A demo that is killed takes its processes along, and the next one removes what it recorded. An interrupted one says
+// so in a line, and leaves nothing.
+func TestMininetDemoEnds(t *testing.T) {
+	require.Have(t, require.Mininet, require.XDP)
+	xagg, temp := build(t), t.TempDir()
+	end := func(sig syscall.Signal) (log string) {
+		t.Helper()
+		cmd := mininetDemo(xagg, temp, "--rounds", "1000000")
+		stderr, err := cmd.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(stderr)
+		for lines.Scan() {
+			log += lines.Text() + "\n"
+			if strings.HasPrefix(lines.Text(), "mode ") { // switch, server and controller run
+				if n := len(running(t, xagg)); n < 3 {
+					t.Errorf("%d processes of xagg in a demo that runs", n)
+				}
+				if err := cmd.Process.Signal(sig); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if err := cmd.Wait(); err == nil {
+			t.Errorf("%v was of no use", sig)
+		}
+		for deadline := time.Now().Add(10 * time.Second); len(running(t, xagg)) > 0; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%v: processes %v outlive the demo\n%s", sig, running(t, xagg), log)
+			}
+		}
+		return log
+	}
+	end(syscall.SIGKILL)
+	// Any run sweeps what a dead one has recorded: this one, if no other on the machine was faster.
+	log := end(syscall.SIGINT)
+	if !strings.HasSuffix(log, "\ndemo.py: interrupted\n") || strings.Contains(log, "Traceback") {
+		t.Errorf("an interrupted demo says:\n%s", log)
+	}
+	if left, err := os.ReadDir(temp); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// running returns the processes of a program.
+func running(t *testing.T, program string) []string {
+	t.Helper()
+	found, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(found, func(link string) bool {
+		target, err := os.Readlink(link)
+		return err != nil || target != program
+	})
+}
+
+// Mininet's own command line knows the topology and its classes.
+func TestMininetCustom(t *testing.T) {
+	require.Have(t, require.Mininet)
+	path := filepath.Dir(build(t)) + ":" + os.Getenv("PATH")
+	cmd := exec.Command("mn", "--custom", filepath.Join(mininetDir, "xagg_mininet.py"), "--topo", "xagg,2,1", "--host", "xagg",
+		"--switch", "xagg_engine", "--controller", "none", "--test", "none")
+	temp := t.TempDir()
+	cmd.Env = append(os.Environ(), "PATH="+path, "TMPDIR="+temp, "PYTHONDONTWRITEBYTECODE=1")
+	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("*** Done")) {
+		t.Errorf("%v: %v\n%s", cmd, err, out)
+	}
+	if left, err := os.ReadDir(temp); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
 	}
 }

@@ -191,17 +191,21 @@ func TestViolations(t *testing.T) {
 			p.Tag[t] -= v
 		}
 	}
-	damage := func(index func([]item) int, off int) func([]item) ([]item, int) {
+	damage := func(index func([]item) int, off int, bits ...byte) func([]item) ([]item, int) {
 		return func(items []item) ([]item, int) {
 			i := index(items)
 			raw := items[i].frame()
-			raw[off] ^= 0x10
+			raw[off] ^= append(bits, 0x10)[0]
 			items[i].raw, items[i].p = raw, wire.Packet{}
 			return items, i
 		}
 	}
 	firstGrad := func(items []item) int { return grad(items, 0) }
 	firstResult := func(items []item) int { return find(items, wire.TypeResult)[0] }
+
+	damageType := func(typ wire.Type) func([]item) ([]item, int) {
+		return damage(firstResult, 42, byte(wire.TypeResult^typ))
+	}
 
 	for name, c := range map[string]struct {
 		mode   string
@@ -220,9 +224,21 @@ func TestViolations(t *testing.T) {
 		"total length":          {"switch", damage(firstResult, 14+3), "length", ""},
 		"RESULT's flag damaged": {"server", lastResult(func(p *wire.Packet) { p.Flags |= wire.FlagForwarded }), "field", "flags 0xc"},
 		"RESULT's reason":       {"server", lastResult(func(p *wire.Packet) { p.Reason = 3 }), "field", "reason 3"},
-		"unnamed flag":          {"server", gradOf(2, func(p *wire.Packet) { p.Flags |= 0x20 }), "field", "flags 0x20"},
-		"next epoch, chunk 1":   {"server", lastResult(func(p *wire.Packet) { p.NextEpoch = 3 }), "field", "next epoch 3"},
-		"next epoch, PARTIAL":   {"hybrid", again(wire.TypePartial, func(p *wire.Packet) { p.NextEpoch = 3 }), "field", "next epoch 3"},
+		"RESULT made a PARTIAL": {"switch", damageType(wire.TypePartial), "field", "without a UDP checksum"},
+		"RESULT made an ACK":    {"switch", damageType(wire.TypeAck), "field", "tag"},
+		"RESULT with checksum": {"switch", func(items []item) ([]item, int) {
+			i := firstResult(items)
+			items[i].checksum = true
+			return items, i
+		}, "field", "UDP checksum"},
+		"PARTIAL without checksum": {"hybrid", func(items []item) ([]item, int) {
+			i := find(items, wire.TypePartial)[0]
+			items[i].checksum = false
+			return items, i
+		}, "field", "without a UDP checksum"},
+		"unnamed flag":        {"server", gradOf(2, func(p *wire.Packet) { p.Flags |= 0x20 }), "field", "flags 0x20"},
+		"next epoch, chunk 1": {"server", lastResult(func(p *wire.Packet) { p.NextEpoch = 3 }), "field", "next epoch 3"},
+		"next epoch, PARTIAL": {"hybrid", again(wire.TypePartial, func(p *wire.Packet) { p.NextEpoch = 3 }), "field", "next epoch 3"},
 		"next epoch, PARTIAL of chunk 0": {"hybrid", func(items []item) ([]item, int) {
 			i := slices.IndexFunc(items, func(i item) bool { return i.p.Type == wire.TypePartial && i.p.Chunk == 0 })
 			items[i].p.NextEpoch = 2
@@ -256,19 +272,20 @@ func TestViolations(t *testing.T) {
 		}, "length", "lane 127 is -4"},
 
 		// A RESULT.
-		"lane":                           {"switch", result(func(_ []item, p *wire.Packet) { p.Lanes[200]++ }), "sum", "lane 200 is +1 off"},
-		"lane's sign":                    {"hybrid", lastResult(func(p *wire.Packet) { p.Lanes[3] ^= math.MinInt32 }), "sum", "lane 3 is"},
-		"two lanes":                      {"server", lastResult(func(p *wire.Packet) { p.Lanes[3]++; p.Lanes[4]-- }), "sum", "several lanes differ"},
-		"lane that the tag cannot see":   {"server", lastResult(func(p *wire.Packet) { p.Lanes[3] += wire.P }), "sum", "lane 3 is +67108859 off"},
-		"tag":                            {"switch", lastResult(func(p *wire.Packet) { p.Tag[0]++ }), "tag", "tag 0 is"},
-		"tag by p":                       {"switch", lastResult(func(p *wire.Packet) { p.Tag[1] += wire.P }), "tag", "tag 1 is"},
-		"mask bit less":                  {"switch", lastResult(func(p *wire.Packet) { p.Contributors &^= 1 }), "mask", "rank 0 is summed but not in the mask"},
-		"mask bit less, last":            {"switch", lastResult(func(p *wire.Packet) { p.Contributors &^= 8 }), "mask", "lacks the last contributor"},
-		"mask bit more":                  {"switch", lastResult(func(p *wire.Packet) { p.Contributors |= 1 << 63 }), "tag", "does not fit"},
-		"mask empty":                     {"switch", lastResult(func(p *wire.Packet) { p.Contributors = 0 }), "mask", "lacks the last contributor"},
-		"amax":                           {"switch", lastResult(func(p *wire.Packet) { p.Amax = 102 }), "sum", "amax is 102 instead of 103"},
-		"SATURATED lost":                 {"switch", lastResult(func(p *wire.Packet) { p.Flags &^= wire.FlagSaturated }), "sum", "SATURATED is false instead of true"},
-		"LAST":                           {"switch", lastResult(func(p *wire.Packet) { p.Flags |= wire.FlagLast }), "shape", "256 lanes, exponent 12, seq 2, LAST, but the chunk has 256 lanes, exponent 12, seq 2"},
+		"lane":                         {"switch", result(func(_ []item, p *wire.Packet) { p.Lanes[200]++ }), "sum", "lane 200 is +1 off"},
+		"lane's sign":                  {"hybrid", lastResult(func(p *wire.Packet) { p.Lanes[3] ^= math.MinInt32 }), "sum", "lane 3 is"},
+		"two lanes":                    {"server", lastResult(func(p *wire.Packet) { p.Lanes[3]++; p.Lanes[4]-- }), "sum", "several lanes differ"},
+		"lane that the tag cannot see": {"server", lastResult(func(p *wire.Packet) { p.Lanes[3] += wire.P }), "sum", "lane 3 is +67108859 off"},
+		"tag":                          {"switch", lastResult(func(p *wire.Packet) { p.Tag[0]++ }), "tag", "tag 0 is"},
+		"tag by p":                     {"switch", lastResult(func(p *wire.Packet) { p.Tag[1] += wire.P }), "tag", "tag 1 is"},
+		"mask bit less":                {"switch", lastResult(func(p *wire.Packet) { p.Contributors &^= 1 }), "mask", "rank 0 is summed but not in the mask"},
+		"mask bit less, last":          {"switch", lastResult(func(p *wire.Packet) { p.Contributors &^= 8 }), "mask", "lacks the last contributor"},
+		"mask bit more":                {"switch", lastResult(func(p *wire.Packet) { p.Contributors |= 1 << 63 }), "tag", "does not fit"},
+		"mask empty":                   {"switch", lastResult(func(p *wire.Packet) { p.Contributors = 0 }), "mask", "lacks the last contributor"},
+		"amax":                         {"switch", lastResult(func(p *wire.Packet) { p.Amax = 102 }), "sum", "amax is 102 instead of 103"},
+		"SATURATED lost":               {"switch", lastResult(func(p *wire.Packet) { p.Flags &^= wire.FlagSaturated }), "sum", "SATURATED is false instead of true"},
+		"LAST": {"switch", lastResult(func(p *wire.Packet) { p.Flags |= wire.FlagLast }), "shape",
+			"256 lanes, exponent 12, seq 2, LAST, but another packet of the chunk says 256 lanes, exponent 12, seq 2"},
 		"exponent":                       {"switch", lastResult(func(p *wire.Packet) { p.Exponent++ }), "shape", "exponent 13, seq 2, but"},
 		"seq":                            {"switch", lastResult(func(p *wire.Packet) { p.Seq++ }), "shape", "seq 3, but"},
 		"elems":                          {"switch", lastResult(func(p *wire.Packet) { p.Elems-- }), "length", "lane 255"},
@@ -729,6 +746,32 @@ func TestRanks(t *testing.T) {
 		if got := ranks(mask); got != want {
 			t.Errorf("ranks(%#x) = %q, want %q", mask, got, want)
 		}
+	}
+}
+
+// Whoever contradicts a packet names it: which of the two is wrong, a capture does not tell.
+func TestOther(t *testing.T) {
+	items := script("switch")
+	first := grad(items, 0)
+	items[first].checksum = false // or the checksum would tell
+	items[first].p.Seq++
+	r := check(t, pcap(items))
+	if len(r.Violations) == 0 {
+		t.Fatal("no violation")
+	}
+	for _, v := range r.Violations {
+		if want := (Ref{0, first + 1}); v.Other != want || v.Reason != "shape" {
+			t.Errorf("packet %d: %s against %v, want shape against %v", v.Number, v.Reason, v.Other, want)
+		}
+	}
+	var text, object bytes.Buffer
+	if err := errors.Join(r.WriteText(&text), r.WriteJSON(&object)); err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("file0: packet %d", first+1)
+	if !strings.Contains(text.String(), "(one of the two is wrong: this one, or "+want+")") ||
+		!strings.Contains(object.String(), `"other": "`+want+`"`) {
+		t.Errorf("want %q in\n%s\n%s", want, text.String(), object.String())
 	}
 }
 

@@ -16,6 +16,7 @@
 package check
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -117,6 +118,7 @@ func (s *sum) same(t *sum) bool {
 // chunk is what is known of one chunk.
 type chunk struct {
 	shape   shape
+	first   Ref    // the packet that told it
 	seen    uint64 // ranks in grads
 	claimed uint64 // ranks that a mask of any answer or sum has named
 	grads   []contribution
@@ -189,7 +191,11 @@ func (c *Checker) Packet(at Ref, p *capture.Packet) {
 		return
 	}
 	c.report.Types[c.p.Type.String()]++
-	if f := c.take(at, &c.p, p.Data); f != nil {
+	f := checkSummed(c.p.Type, binary.BigEndian.Uint16(ip[offUDPChecksum:]))
+	if f == nil {
+		f = c.take(at, &c.p, p.Data)
+	}
+	if f != nil {
 		c.violation(at, f, &c.p.Header, p.Data)
 	}
 }
@@ -206,7 +212,7 @@ func (c *Checker) take(at Ref, p *wire.Packet, frame []byte) *fault {
 	if p.Type == wire.TypeGrad && !tagOK {
 		return c.explainGrad(p)
 	}
-	ch, late := c.lookup(&p.Header, tagOK)
+	ch, late := c.lookup(at, &p.Header, tagOK)
 	if late {
 		c.report.Late++
 	}
@@ -217,7 +223,9 @@ func (c *Checker) take(at Ref, p *wire.Packet, frame []byte) *fault {
 		return nil
 	}
 	if s := shapeOf(&p.Header); s != ch.shape {
-		return faultf(wireReason(wire.ReasonShape), "%s, but the chunk has %s", s, ch.shape)
+		f := faultf(wireReason(wire.ReasonShape), "%s, but another packet of the chunk says %s", s, ch.shape)
+		f.other = ch.first
+		return f
 	}
 	switch p.Type {
 	case wire.TypeGrad:
@@ -232,7 +240,7 @@ func (c *Checker) take(at Ref, p *wire.Packet, frame []byte) *fault {
 
 // lookup returns the packet's chunk; a new one, with the packet's shape, only if create is set. late says that the
 // chunk's round was closed to save memory.
-func (c *Checker) lookup(h *wire.Header, create bool) (ch *chunk, late bool) {
+func (c *Checker) lookup(at Ref, h *wire.Header, create bool) (ch *chunk, late bool) {
 	key := roundKey{h.Job, h.Epoch, h.Round}
 	r := c.rounds[key]
 	if r == nil {
@@ -250,7 +258,7 @@ func (c *Checker) lookup(h *wire.Header, create bool) (ch *chunk, late bool) {
 	}
 	ch = r[h.Chunk]
 	if ch == nil && create {
-		ch = &chunk{shape: shapeOf(h)}
+		ch = &chunk{shape: shapeOf(h), first: at}
 		r[h.Chunk] = ch
 		c.report.Chunks++
 		c.chunks++
@@ -429,7 +437,7 @@ func subTag(a, b [2]uint32) [2]uint32 {
 // it differs.
 func (c *Checker) explainGrad(p *wire.Packet) *fault {
 	detail := "the tag does not fit the lanes and the place"
-	if ch, _ := c.lookup(&p.Header, false); ch != nil && ch.shape == shapeOf(&p.Header) {
+	if ch, _ := c.lookup(Ref{}, &p.Header, false); ch != nil && ch.shape == shapeOf(&p.Header) {
 		if i := ch.find(p.Rank); i >= 0 {
 			v := c.value(p)
 			detail += "; compared with the rank's other GRAD, " + c.differences(&ch.grads[i].value, &v, int(p.Elems))
@@ -470,7 +478,7 @@ func (c *Checker) violation(at Ref, f *fault, h *wire.Header, frame []byte) {
 	if len(c.report.Violations) >= c.opts.Findings {
 		return
 	}
-	v := Violation{Ref: at, Reason: f.reason, Detail: f.detail, Frame: slices.Clone(frame)}
+	v := Violation{Ref: at, Reason: f.reason, Detail: f.detail, Other: f.other, Frame: slices.Clone(frame)}
 	if h != nil {
 		v.Packet = fmt.Sprintf("%s of %s", h.Type, placeOf(h))
 		if h.Contributors != 0 {

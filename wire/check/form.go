@@ -11,7 +11,7 @@ type Reason string
 
 // The reasons of this package's own.
 const (
-	// ReasonField is a field or flag that must be zero in packets of this type.
+	// ReasonField is a field or flag that must be zero in packets of this type, or must not be.
 	ReasonField Reason = "field"
 	// ReasonSum is a PARTIAL or RESULT that is not the sum of the contributions in its mask.
 	ReasonSum Reason = "sum"
@@ -25,10 +25,11 @@ const (
 type fault struct {
 	reason Reason
 	detail string
+	other  Ref // the packet that it contradicts, if it is one that can be named
 }
 
 func faultf(reason Reason, format string, args ...any) *fault {
-	return &fault{reason, fmt.Sprintf(format, args...)}
+	return &fault{reason: reason, detail: fmt.Sprintf(format, args...)}
 }
 
 func wireReason(r wire.Reason) Reason { return Reason(r.String()) }
@@ -38,6 +39,25 @@ const (
 	answerFlags = wire.ShapeFlags
 	sumFlags    = wire.ShapeFlags | wire.StickyFlags
 )
+
+// offUDPChecksum is the offset of the UDP checksum in an IPv4 packet without options.
+const offUDPChecksum = 20 + 6
+
+// checkSummed checks that a packet carries a UDP checksum where its type must and none where it must not: the types
+// differ in little else, so that this is what shows an altered one. A GRAD's sender may choose.
+func checkSummed(typ wire.Type, checksum uint16) *fault {
+	switch typ {
+	case wire.TypePartial:
+		if checksum == 0 {
+			return faultf(ReasonField, "a PARTIAL without a UDP checksum")
+		}
+	case wire.TypeResult, wire.TypeAck, wire.TypeWait, wire.TypeNack:
+		if checksum != 0 {
+			return faultf(ReasonField, "UDP checksum %#04x, want none in this type", checksum)
+		}
+	}
+	return nil
+}
 
 // checkForm checks what a packet that wire has decoded says of itself, but for the tag. It returns nil when that is
 // in order.

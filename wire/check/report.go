@@ -66,6 +66,7 @@ type Violation struct {
 	Packet string // its type, place and ranks, as far as it could be decoded
 	Reason Reason
 	Detail string
+	Other  Ref    // the packet that says otherwise, which may be the wrong one of the two; zero if there is no such one
 	Frame  []byte // as captured; empty if too many packets waited to be checked
 }
 
@@ -86,6 +87,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 		Packet  string `json:"packet,omitempty"`
 		Reason  Reason `json:"reason"`
 		Detail  string `json:"detail"`
+		Other   string `json:"other,omitempty"`
 		Hexdump string `json:"hexdump"`
 	}
 	type plain Report
@@ -95,7 +97,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 	}{plain(*r), []violation{}}
 	for _, v := range r.Violations {
 		out.Violations = append(out.Violations, violation{
-			r.name(v.File), v.Number, v.Packet, v.Reason, v.Detail, hex.Dump(v.Frame),
+			r.name(v.File), v.Number, v.Packet, v.Reason, v.Detail, r.other(v), hex.Dump(v.Frame),
 		})
 	}
 	enc := json.NewEncoder(w)
@@ -124,6 +126,9 @@ func (r *Report) WriteText(w io.Writer) error {
 			fmt.Fprintf(&b, "%s: ", v.Packet)
 		}
 		fmt.Fprintf(&b, "%s\n", v.Detail)
+		if other := r.other(v); other != "" {
+			fmt.Fprintf(&b, "(one of the two is wrong: this one, or %s)\n", other)
+		}
 		if len(v.Frame) > 0 {
 			b.WriteString(hex.Dump(v.Frame))
 		} else {
@@ -171,6 +176,14 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// other names the packet that a violation contradicts, or returns nothing.
+func (r *Report) other(v Violation) string {
+	if v.Other == (Ref{}) {
+		return ""
+	}
+	return fmt.Sprintf("%s: packet %d", r.name(v.Other.File), v.Other.Number)
 }
 
 func (r *Report) name(file int) string {
