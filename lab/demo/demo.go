@@ -9,12 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"xagg/api"
@@ -45,7 +47,7 @@ var Modes = []string{string(policy.ModeSwitch), string(policy.ModeServer), strin
 
 // Options say what a demo is to do.
 type Options struct {
-	Modes     []string              // some of Modes
+	Modes     []string              // some of Modes, and ModeSteered
 	Lab       string                // LabNetns or LabMemory
 	Switch    string                // SwitchEngine or SwitchSimpleSwitch; the latter in namespaces only
 	Workers   int                   // 1..64
@@ -57,6 +59,7 @@ type Options struct {
 	Faults    []fault.Spec          // what happens on the links of the switch's ports
 	// NoChecksum has the workers send without UDP checksums.
 	NoChecksum bool
+	Seed       uint64        // of the plans that ModeSteered draws
 	Pcap       string        // file that all frames of all switch ports are written to and that is checked then
 	Timeout    time.Duration // of one all-reduce
 	Progress   func(format string, args ...any)
@@ -94,8 +97,8 @@ func (o *Options) validate() error {
 		return usagef("%d rounds", o.Rounds)
 	}
 	for _, mode := range o.Modes {
-		if !slices.Contains(Modes, mode) {
-			return usagef("mode %q: want %q, %q or %q", mode, Modes[0], Modes[1], Modes[2])
+		if !slices.Contains(Modes, mode) && mode != ModeSteered {
+			return usagef("mode %q: want %q, %q, %q or %q", mode, Modes[0], Modes[1], Modes[2], ModeSteered)
 		}
 		if mode == string(policy.ModeHybrid) && o.Workers < 3 {
 			return usagef("mode hybrid with %d workers: it needs a rank to steer and two for the switch to sum", o.Workers)
@@ -160,7 +163,11 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	topology, err := lab.Star(opts.Workers, 1)
+	servers := 1
+	if slices.Contains(opts.Modes, ModeSteered) {
+		servers = steeredServers
+	}
+	topology, err := lab.Star(opts.Workers, servers)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +177,7 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 				f, f.Port, opts.Workers, topology.Servers[0].Port)
 		}
 	}
-	opts.Progress("starting the lab: %s, %d workers, one switch (%s), one server", opts.Lab, opts.Workers, opts.Switch)
+	opts.Progress("starting the lab: %s, %d workers, one switch (%s), servers: %d", opts.Lab, opts.Workers, opts.Switch, servers)
 	start := startNetns
 	if opts.Lab == LabMemory {
 		start = startMemory
@@ -275,6 +282,9 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 			req.Policy.Steer = append(req.Policy.Steer, uint32(rank))
 		}
 	}
+	if mode == ModeSteered {
+		req.Policy = &api.Policy{Rule: policy.RuleStatic, Mode: string(policy.ModeSwitch), Pool: uint32(policy.SteerablePool(opts.Workers))}
+	}
 	faults := bed.faults()
 	job, err := client.CreateJob(ctx, req)
 	if err != nil {
@@ -290,9 +300,22 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 	}
 	var mu sync.Mutex
 	slowest, finished := make([]float64, len(steps)), make([]int, len(steps))
+	plans := epochs{of: make([]uint16, len(steps))}
+	steering := steerer{
+		client: client, job: job.Name, ranks: opts.Workers, random: rand.New(rand.NewPCG(opts.Seed, 0)), progress: opts.Progress,
+	}
+	for _, s := range before.Servers {
+		steering.servers = append(steering.servers, s.Name)
+	}
+	var group errgroup.Group
+	steer, stop := context.WithCancel(ctx)
+	defer stop()
+	if mode == ModeSteered {
+		group.Go(func() error { return steering.run(steer) })
+	}
 	err = bed.run(ctx, job.Name, func(r reduced) error {
 		index := r.line.Index
-		wrong := v.check(r.rank, index, r.line.Exponent, r.sums)
+		wrong := errors.Join(v.check(r.rank, index, r.line.Exponent, r.sums), plans.agree(index, r.rank, r.line.Epoch))
 		mu.Lock()
 		defer mu.Unlock()
 		if wrong != nil && run.Exact {
@@ -310,11 +333,18 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 		}
 		return nil
 	})
-	if err != nil {
+	stop()
+	if err := errors.Join(err, group.Wait()); err != nil {
 		return fail(err)
 	}
 	if err := v.complete(); err != nil && run.Exact {
 		run.Exact, run.Error = false, err.Error()
+	}
+	if mode == ModeSteered {
+		run.Changes = plans.changes()
+		if err := steering.leftOver(ctx); err != nil {
+			return fail(err)
+		}
 	}
 	after, err := client.Status(ctx, &api.StatusRequest{})
 	if err != nil {

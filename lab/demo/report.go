@@ -27,7 +27,7 @@ type Report struct {
 
 // Result is what one job of the demo came to.
 type Result struct {
-	Mode       string `json:"mode"`   // switch, server or hybrid
+	Mode       string `json:"mode"`   // switch, server, hybrid or steered
 	Switch     string `json:"switch"` // engine or simple_switch_grpc
 	Lab        string `json:"lab"`    // netns or memory
 	Workers    int    `json:"workers"`
@@ -48,7 +48,9 @@ type Result struct {
 	Packets             uint64  `json:"packets"`  // that the workers sent
 	Partials            uint64  `json:"partials"` // that the switch sent
 	Resends             uint64  `json:"resends"`  // of the packets
-	Saturated           uint64  `json:"saturated_lanes"`
+	// Changes is how often the plan changed between two all-reduces, in all ranks at the same one.
+	Changes   int    `json:"changes,omitempty"`
+	Saturated uint64 `json:"saturated_lanes"`
 	// Reasons are the packets of the run by what the switch, and each server by its name, has done with them.
 	Reasons map[string]map[string]uint64 `json:"reasons"`
 	// Faults is what happened on the links on purpose.
@@ -104,6 +106,11 @@ func (r *Report) WriteTable(w io.Writer) error {
 	for _, run := range r.Runs {
 		if run.Error != "" {
 			fmt.Fprintf(w, "%s: not exact: %s\n", run.Mode, run.Error)
+		}
+	}
+	for _, run := range r.Runs {
+		if run.Mode == ModeSteered {
+			fmt.Fprintf(w, "steered: the plan changed %d times between %d all-reduces, for all workers at the same one\n", run.Changes, run.Allreduces)
 		}
 	}
 	switch {
