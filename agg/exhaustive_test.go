@@ -420,6 +420,9 @@ func (e *explorer) toWorkers(s *smallState, p *wire.Packet, ranks uint64) {
 	}
 }
 
+// Two ranks, two slots and four chunks are visited in every mode, whichever of the two the slots are: those of the
+// window (pool 2, of which the switch has 4 slots) or those of the switch (pool 1). What is marked long is skipped by
+// go test -short: it takes seconds.
 func TestEverySchedule(t *testing.T) {
 	tests := []struct {
 		name string
@@ -440,6 +443,7 @@ func TestEverySchedule(t *testing.T) {
 		{"hybrid/pool 1/2 rounds of 2", smallJob{ranks: 2, cohort: 1, servers: 2, pool: 1, rounds: []uint32{2, 2}}, false},
 		{"hybrid/pool 1/4 rounds of 1", smallJob{ranks: 2, cohort: 1, servers: 1, pool: 1, rounds: []uint32{1, 1, 1, 1}}, false},
 		{"hybrid/pool 2/3 chunks", smallJob{ranks: 2, cohort: 1, servers: 2, pool: 2, rounds: []uint32{3}}, false},
+		{"hybrid/pool 2/4 chunks", smallJob{ranks: 2, cohort: 1, servers: 2, pool: 2, rounds: []uint32{4}}, true},
 		// The switch sums both ranks, the server only finalizes.
 		{"partial/pool 1/4 chunks", smallJob{ranks: 2, cohort: 3, servers: 1, pool: 1, rounds: []uint32{4}}, true},
 		{"partial/pool 1/3 rounds of 1", smallJob{ranks: 2, cohort: 3, servers: 1, pool: 1, rounds: []uint32{1, 1, 1}}, false},

@@ -67,6 +67,9 @@ func (s *Server) Remove(job, epoch uint16) {
 	}
 }
 
+// Clear makes n slots from base on like ones that were never used. No plan's lease may hold them.
+func (s *Server) Clear(base, n uint32) { clear(s.slots[base : base+n]) }
+
 // Arm sets the epoch that RESULTs of chunk 0 announce from now on. It does nothing when the plan is not installed.
 func (s *Server) Arm(job, epoch, next uint16) {
 	if plan := s.plan(job, epoch); plan != nil {

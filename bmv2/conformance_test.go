@@ -223,7 +223,8 @@ func sortFrames(list []dataplane.Frame, mask func([]byte)) {
 
 func difference(want, got []dataplane.Frame) string {
 	if len(want) != len(got) {
-		return fmt.Sprintf("%d frames left simple_switch_grpc, %d the engine: %v, %v", len(want), len(got), ports(want), ports(got))
+		return fmt.Sprintf("%d frames left simple_switch_grpc, %d the engine: %v, %v",
+			len(want), len(got), ports(want), ports(got))
 	}
 	for i := range want {
 		w, g := want[i], got[i]

@@ -32,7 +32,9 @@ func TestInterfaceDown(t *testing.T) {
 		if err := netlink.LinkSetDown(link); err != nil {
 			return err
 		}
-		e, err := bmv2.NewEngine(bmv2.Config{Ports: map[uint16]string{7: "s0"}, Log: slog.New(slog.NewTextHandler(log, nil))})
+		e, err := bmv2.NewEngine(bmv2.Config{
+			Ports: map[uint16]string{7: "s0"}, Log: slog.New(slog.NewTextHandler(log, nil)),
+		})
 		if err != nil {
 			return err
 		}

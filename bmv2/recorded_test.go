@@ -80,7 +80,8 @@ func writeRecording(t *testing.T, file, program string, in []dataplane.Frame, ou
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "# %s on simple_switch_grpc %s: frames in, by port, and what left for each\n", program, bytes.TrimSpace(version))
+	fmt.Fprintf(&b, "# %s on simple_switch_grpc %s: frames in, by port, and what left for each\n",
+		program, bytes.TrimSpace(version))
 	for i, f := range in {
 		fmt.Fprintf(&b, "in %d %x\n", f.Port, f.Bytes)
 		sortFrames(out[i], mask)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -72,7 +73,6 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now()
 	c := &Controller{
 		cfg:      cfg,
 		log:      slog.New(slog.DiscardHandler),
@@ -83,9 +83,6 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		errs:     make(map[string]error),
 		have:     make(map[uint16]objects),
 	}
-	for _, opt := range opts {
-		opt(c)
-	}
 	c.base = desiredBase(&c.cfg)
 	c.intent = intent{
 		cfg:   &c.cfg,
@@ -93,8 +90,12 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		sizes: program.TableSizes(),
 		// Job ids go on from where an earlier controller of this switch is unlikely to have been lately: its packets
 		// may still be under way.
-		nextID: uint16(now.UnixMilli()),
-		jobs:   make(map[string]*job),
+		nextID:     uint16(rand.N(1 << 16)),
+		firstEpoch: func() uint16 { return uint16(1 + rand.N(1<<16-1)) },
+		jobs:       make(map[string]*job),
+	}
+	for _, opt := range opts {
+		opt(c)
 	}
 	for i, spec := range c.cfg.Jobs {
 		j, err := c.intent.create(spec)

@@ -172,7 +172,7 @@ func newRoom(t *testing.T, cfg Config, before func(*room)) *room {
 		before(r)
 	}
 	log := slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelInfo}))
-	r.c, err = New(cfg, WithLogger(log), WithDialer(func(ctx context.Context, address string) (net.Conn, error) {
+	r.c, err = New(cfg, fromEpochOne, WithLogger(log), WithDialer(func(ctx context.Context, address string) (net.Conn, error) {
 		if address == cfg.Switch.Address {
 			return r.sw.Dial(ctx, address)
 		}

@@ -17,8 +17,6 @@ const (
 	// serverRounds is the depth of a server lease in rounds: at least twice the rounds that a job may have under way,
 	// which is one (docs/protocol.md, "Server slots").
 	serverRounds = 2
-	// firstEpoch is the epoch of a job's first plan; 0 means none.
-	firstEpoch = 1
 )
 
 // intent is everything that is wanted: the configuration and the jobs. It is the only truth about the switch and the
@@ -28,7 +26,11 @@ type intent struct {
 	slots  int // of the switch
 	sizes  map[string]int
 	nextID uint16 // the id that the next job gets unless a live job has it
-	jobs   map[string]*job
+	// firstEpoch draws the epoch of an incarnation's first plan, 1..65535. Slots of the switch and of the servers keep
+	// what an earlier controller's jobs left there, which must not be taken for the answers of a job of this one: a slot
+	// of the same job id and epoch would be. Ids alone are too few to be unlikely.
+	firstEpoch func() uint16
+	jobs       map[string]*job
 }
 
 // job is one incarnation of a job.
@@ -174,7 +176,7 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := &job{spec: spec, plan: plan{firstEpoch, decision}}
+	j := &job{spec: spec, plan: plan{in.firstEpoch(), decision}}
 	var ok bool
 	if j.lease, ok = firstFit(in.taken(func(j *job) span { return j.lease }), 0, in.slots,
 		policy.SlotsPerPool*decision.Pool); !ok {
@@ -204,7 +206,7 @@ func (in *intent) renew(j *job) {
 		j.plan = j.change.to
 		j.change = nil
 	}
-	j.epoch = firstEpoch
+	j.epoch = in.firstEpoch()
 }
 
 // freshID returns an id that no live job has, and that was not in use for as long as possible: ids go round.

@@ -19,12 +19,17 @@ import (
 	"xagg/policy"
 )
 
+// one has plans begin with epoch 1, which tests can count on from there.
+func one() uint16 { return 1 }
+
+func fromEpochOne(c *Controller) { c.intent.firstEpoch = one }
+
 func newIntent(t interface{ Fatal(...any) }, cfg Config) *intent {
 	p, err := testProgram()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &intent{cfg: &cfg, slots: p.slots, sizes: p.TableSizes(), nextID: 7, jobs: make(map[string]*job)}
+	return &intent{cfg: &cfg, slots: p.slots, sizes: p.TableSizes(), nextID: 7, firstEpoch: one, jobs: make(map[string]*job)}
 }
 
 type slottedProgram struct {
@@ -477,5 +482,29 @@ func golden(t *testing.T, name, got string) {
 	}
 	if d := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); d != "" {
 		t.Errorf("%s (-want +got; -update rewrites it):\n%s", file, d)
+	}
+}
+
+// TestFirstEpoch: incarnations of controllers of one switch hardly ever begin with the same job id and epoch, and
+// epoch 0 is never drawn.
+func TestFirstEpoch(t *testing.T) {
+	seen := make(map[[2]uint16]bool)
+	for range 50 {
+		c, err := New(testConfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		j, err := c.intent.create(JobSpec{Name: "a", Ranks: 2, MaxElems: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 50 {
+			owner := [2]uint16{j.id, j.epoch}
+			if j.id == 0 || j.epoch == 0 || seen[owner] {
+				t.Fatalf("job id and epoch %v are none or not new", owner)
+			}
+			seen[owner] = true
+			c.intent.renew(j)
+		}
 	}
 }

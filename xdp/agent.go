@@ -27,6 +27,7 @@ type Agent struct {
 	store  Store
 	leases *leases
 	epochs map[uint16]map[uint16]bool // installed epochs by job; a job has a lease if and only if it has an entry
+	known  map[uint16]bool            // jobs that have or had a lease, whose slots may be anywhere in the arena
 }
 
 // NewAgent returns an agent for the store. Name and iface are what Info says of the server; iface is empty where there
@@ -34,7 +35,7 @@ type Agent struct {
 func NewAgent(name, iface string, store Store) *Agent {
 	return &Agent{
 		name: name, iface: iface, store: store,
-		leases: newLeases(store.Slots()), epochs: make(map[uint16]map[uint16]bool),
+		leases: newLeases(store.Slots()), epochs: make(map[uint16]map[uint16]bool), known: make(map[uint16]bool),
 	}
 }
 
@@ -63,9 +64,9 @@ func (a *Agent) Install(_ context.Context, req *api.ServerPlan) (*api.InstallRep
 		if lease, err = a.leases.grant(plan.Job, plan.Lease.Chunks, plan.Lease.Rounds); err != nil {
 			return nil, status.Error(codes.ResourceExhausted, err.Error())
 		}
-		if err = a.store.ResetRanks(lease.Index); err != nil {
+		if err = a.prepare(plan.Job, lease); err != nil {
 			a.leases.release(plan.Job)
-			return nil, status.Errorf(codes.Internal, "reset statistics: %v", err)
+			return nil, status.Errorf(codes.Internal, "prepare lease of job %d: %v", plan.Job, err)
 		}
 	case lease.Chunks != plan.Lease.Chunks:
 		return nil, invalid("chunks", "is %d, but the lease of job %d has %d; remove the job's plans first",
@@ -90,6 +91,22 @@ func (a *Agent) Install(_ context.Context, req *api.ServerPlan) (*api.InstallRep
 	}
 	a.epochs[plan.Job][plan.Epoch] = true
 	return &api.InstallReply{Base: lease.Base}, nil
+}
+
+// prepare makes a new lease ready; a is locked. Slots know old packets from new ones as long as a job id is not used
+// again. When it is, by a controller that knows nothing of an earlier one's jobs, what the old job left would be taken
+// for the new one's.
+func (a *Agent) prepare(job uint16, lease Lease) error {
+	if a.known[job] {
+		if err := a.store.Clear(lease); err != nil {
+			return err
+		}
+	}
+	a.known[job] = true
+	if err := a.store.ResetRanks(lease.Index); err != nil {
+		return fmt.Errorf("reset statistics: %w", err)
+	}
+	return nil
 }
 
 // Arm implements [api.AgentServer]. It answers NOT_FOUND when the plan is not installed.

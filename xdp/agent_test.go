@@ -118,6 +118,56 @@ func TestLeaseOfAJob(t *testing.T) {
 	install(9, 1, 50, 0)
 }
 
+// TestJobIDAgain: a job id that was used before finds nothing of the old job in its slots, neither a result of the same
+// round nor a round that is newer than its own.
+func TestJobIDAgain(t *testing.T) {
+	memory := NewMemory(8)
+	t.Run("memory", func(t *testing.T) {
+		testJobIDAgain(t, memory, func(frame []byte) []byte { return memory.Handle(0, frame, nil) })
+	})
+	t.Run("xdp", func(t *testing.T) {
+		server := load(t, 8)
+		testJobIDAgain(t, server, func(frame []byte) []byte {
+			_, answer, err := server.objects.Xagg.Test(frame)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return answer
+		})
+	})
+}
+
+func testJobIDAgain(t *testing.T, store Store, handle func([]byte) []byte) {
+	agent := NewAgent("s0", "", store)
+	ask := func(job uint16, round uint32, rank uint8) wire.Packet {
+		p := wire.Packet{Header: wire.Header{
+			Type: wire.TypeGrad, Job: job, Epoch: 1, Round: round, Rank: rank, Contributors: 1 << rank,
+		}}
+		var answer wire.Packet
+		if _, _, err := wire.ParseFrame(handle(wire.AppendFrame(nil, workerAddr(rank), serverAddr, &p, true)), &answer); err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	for _, again := range []bool{false, true, true} {
+		plan := planRequest(5, 1, 1, 2)
+		plan.Ranks = 0b11
+		if _, err := agent.Install(t.Context(), plan); err != nil {
+			t.Fatal(err)
+		}
+		for _, round := range []uint32{0, 1, 6, 7} {
+			for rank, want := range []wire.Type{wire.TypeAck, wire.TypeResult} {
+				if a := ask(5, round, uint8(rank)); a.Type != want {
+					t.Errorf("again %v, round %d: rank %d has %v (%v), want %v", again, round, rank, a.Type, a.Reason, want)
+				}
+			}
+		}
+		if _, err := agent.Remove(t.Context(), &api.RemoveRequest{}); err != nil { // as a controller does that begins
+			t.Fatal(err)
+		}
+	}
+}
+
 // failing is a store that refuses plans.
 type failing struct {
 	*Memory

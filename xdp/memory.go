@@ -80,6 +80,14 @@ func (m *Memory) Install(p Plan) error {
 	return nil
 }
 
+// Clear implements [Store].
+func (m *Memory) Clear(l Lease) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.server.Clear(l.Base, l.Slots())
+	return nil
+}
+
 // Arm implements [Store].
 func (m *Memory) Arm(job, epoch, next uint16) error {
 	m.mu.Lock()

@@ -33,6 +33,8 @@ type Store interface {
 	// Install adds a plan, or replaces the plan of the same job and epoch in one step. When it returns, every packet
 	// sees the plan.
 	Install(Plan) error
+	// Clear makes the slots of a lease like ones that were never used. No plan may be installed for the lease.
+	Clear(Lease) error
 	// Arm sets the epoch that RESULTs of chunk 0 announce from now on. [ErrNoPlan] when there is no such plan.
 	Arm(job, epoch, next uint16) error
 	// Remove takes a plan away, if it is there. When it returns, no packet is summed under it any more, so that its

@@ -131,7 +131,8 @@ func TestInterfaces(t *testing.T) {
 
 func TestStartErrors(t *testing.T) {
 	s := vethtest.New(t, 1)
-	if _, err := capture.Start(filepath.Join(t.TempDir(), "x"), s.Path, []capture.Interface{{Name: "s0"}, {Name: "s9"}}); err == nil {
+	file, odd := filepath.Join(t.TempDir(), "x"), []capture.Interface{{Name: "s0"}, {Name: "s9"}}
+	if _, err := capture.Start(file, s.Path, odd); err == nil {
 		t.Error("no error from an interface that is not there")
 	}
 	if _, err := capture.Start("/no/such/folder/x", s.Path, []capture.Interface{{Name: "s0"}}); err == nil {

@@ -43,7 +43,8 @@ func TestCompile(t *testing.T) {
 	}
 	for _, name := range testPrograms {
 		out := filepath.Join(t.TempDir(), name)
-		cmd := exec.Command("p4c-bm2-ss", "--std", "p4-16", "-o", out+".json", "--p4runtime-files", out+".p4info.txtpb", name+".p4")
+		cmd := exec.Command("p4c-bm2-ss", "--std", "p4-16",
+			"-o", out+".json", "--p4runtime-files", out+".p4info.txtpb", name+".p4")
 		cmd.Dir = "testdata"
 		if msg, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("compile %s: %v\n%s", name, err, msg)

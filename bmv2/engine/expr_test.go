@@ -21,7 +21,8 @@ type exprCase struct {
 
 func newExprCase(t *rapid.T) *exprCase {
 	x := &exprCase{c: &compiler{headers: map[string]*header{}}, values: map[string]*big.Int{}}
-	width := rapid.OneOf(rapid.IntRange(1, 70), rapid.SampledFrom([]int{1, 8, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2047, 2048}))
+	width := rapid.OneOf(rapid.IntRange(1, 70),
+		rapid.SampledFrom([]int{1, 8, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2047, 2048}))
 	h := &header{name: "h", typ: "h", meta: true, byName: map[string]*field{}}
 	x.c.headers["h"] = h
 	for i := range 5 {
@@ -91,7 +92,9 @@ func (x *exprCase) number(t *rapid.T, depth int) (string, *big.Int) {
 		}
 		return fmt.Sprintf(`{"type":"hexstr","value":%q}`, s), v
 	}
-	op := rapid.SampledFrom([]string{"+", "-", "*", "&", "|", "^", "~", "<<", ">>", "two_comp_mod", "usat_cast", "sat_cast", "b2d", "?"}).
+	op := rapid.SampledFrom([]string{
+		"+", "-", "*", "&", "|", "^", "~", "<<", ">>", "two_comp_mod", "usat_cast", "sat_cast", "b2d", "?",
+	}).
 		Draw(t, "op")
 	v := new(big.Int)
 	width := func() (string, uint) {

@@ -244,7 +244,8 @@ func TestBadEntries(t *testing.T) {
 	if err := p.Table("I.fixed_t").Insert(good()); !errors.Is(err, ErrConst) {
 		t.Errorf("constant entries: %v", err)
 	}
-	if err := p.Table("I.range_t").SetDefault(p.Table("I.range_t").Action("I.range_hit"), [][]byte{{0, 1}}); !errors.Is(err, ErrConstDefault) {
+	constant := p.Table("I.range_t")
+	if err := constant.SetDefault(constant.Action("I.range_hit"), [][]byte{{0, 1}}); !errors.Is(err, ErrConstDefault) {
 		t.Errorf("constant default: %v", err)
 	}
 }

@@ -110,7 +110,8 @@ func TestCapturedDirections(t *testing.T) {
 	}
 	in := next(t, seen)
 	if !out.meta.Outgoing || in.meta.Outgoing {
-		t.Errorf("directions: the frame sent is outgoing=%v, the frame received is outgoing=%v", out.meta.Outgoing, in.meta.Outgoing)
+		t.Errorf("directions: the frame sent is outgoing=%v, the frame received is outgoing=%v",
+			out.meta.Outgoing, in.meta.Outgoing)
 	}
 	// The kernel's clock and Go's are read a moment apart.
 	if d := out.meta.Time.Sub(before); d < -time.Millisecond || d > patience {
