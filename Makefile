@@ -19,6 +19,10 @@ demo: build ## all-reduce real gradients in all three modes
 test: ## run all tests
 	go test -timeout 30m ./...
 
+.PHONY: chaos
+chaos: ## run jobs on faulty links for an hour (XAGG_CHAOS=10m for less)
+	XAGG_CHAOS=$${XAGG_CHAOS:-1h} go test -count 1 -timeout 0 -run TestChaos ./tests/chaos
+
 .PHONY: generate
 generate: ## regenerate what is generated (needs clang, protoc; p4c where installed)
 	go generate ./...

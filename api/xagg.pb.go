@@ -462,6 +462,7 @@ type Job struct {
 	Left          uint64                 `protobuf:"varint,11,opt,name=left,proto3" json:"left,omitempty"`             // mask
 	State         string                 `protobuf:"bytes,12,opt,name=state,proto3" json:"state,omitempty"`            // "waiting", "installing", "running", "finished" or "aborted"
 	Error         string                 `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`            // why it was aborted
+	Change        *Change                `protobuf:"bytes,14,opt,name=change,proto3" json:"change,omitempty"`          // absent unless the plan changes; until no rank needs the old plan any more, the fields above are its
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -587,6 +588,98 @@ func (x *Job) GetError() string {
 	return ""
 }
 
+func (x *Job) GetChange() *Change {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+// Change is a change of plan that is under way.
+type Change struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint32                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`                      // of the new plan
+	Cohort        uint64                 `protobuf:"varint,2,opt,name=cohort,proto3" json:"cohort,omitempty"`                    // mask of the ranks that the switch sums in the new plan
+	Servers       []string               `protobuf:"bytes,3,rep,name=servers,proto3" json:"servers,omitempty"`                   // of the new plan
+	Explanation   string                 `protobuf:"bytes,4,opt,name=explanation,proto3" json:"explanation,omitempty"`           // why the policy decided so
+	Behind        uint64                 `protobuf:"varint,5,opt,name=behind,proto3" json:"behind,omitempty"`                    // mask of the ranks that have not finished the last round of the old plan
+	WaitsFor      string                 `protobuf:"bytes,6,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"` // what the change waits for, in words
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Change) Reset() {
+	*x = Change{}
+	mi := &file_xagg_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Change) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Change) ProtoMessage() {}
+
+func (x *Change) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Change.ProtoReflect.Descriptor instead.
+func (*Change) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Change) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Change) GetCohort() uint64 {
+	if x != nil {
+		return x.Cohort
+	}
+	return 0
+}
+
+func (x *Change) GetServers() []string {
+	if x != nil {
+		return x.Servers
+	}
+	return nil
+}
+
+func (x *Change) GetExplanation() string {
+	if x != nil {
+		return x.Explanation
+	}
+	return ""
+}
+
+func (x *Change) GetBehind() uint64 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
+}
+
+func (x *Change) GetWaitsFor() string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return ""
+}
+
 type RemoveJobRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -596,7 +689,7 @@ type RemoveJobRequest struct {
 
 func (x *RemoveJobRequest) Reset() {
 	*x = RemoveJobRequest{}
-	mi := &file_xagg_proto_msgTypes[7]
+	mi := &file_xagg_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -608,7 +701,7 @@ func (x *RemoveJobRequest) String() string {
 func (*RemoveJobRequest) ProtoMessage() {}
 
 func (x *RemoveJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[7]
+	mi := &file_xagg_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -621,7 +714,7 @@ func (x *RemoveJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveJobRequest.ProtoReflect.Descriptor instead.
 func (*RemoveJobRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{7}
+	return file_xagg_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RemoveJobRequest) GetName() string {
@@ -639,7 +732,7 @@ type RemoveJobReply struct {
 
 func (x *RemoveJobReply) Reset() {
 	*x = RemoveJobReply{}
-	mi := &file_xagg_proto_msgTypes[8]
+	mi := &file_xagg_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +744,7 @@ func (x *RemoveJobReply) String() string {
 func (*RemoveJobReply) ProtoMessage() {}
 
 func (x *RemoveJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[8]
+	mi := &file_xagg_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +757,163 @@ func (x *RemoveJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveJobReply.ProtoReflect.Descriptor instead.
 func (*RemoveJobReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{8}
+	return file_xagg_proto_rawDescGZIP(), []int{9}
+}
+
+type SteerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`       // name
+	Policy        *Policy                `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"` // its pool, if set, must be the job's: the pool stays what it was when the job was created
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SteerRequest) Reset() {
+	*x = SteerRequest{}
+	mi := &file_xagg_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SteerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SteerRequest) ProtoMessage() {}
+
+func (x *SteerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SteerRequest.ProtoReflect.Descriptor instead.
+func (*SteerRequest) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *SteerRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *SteerRequest) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+type ReportRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"` // name
+	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"` // of the job's incarnation, as the ready event said
+	Epoch         uint32                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportRequest) Reset() {
+	*x = ReportRequest{}
+	mi := &file_xagg_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportRequest) ProtoMessage() {}
+
+func (x *ReportRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
+func (*ReportRequest) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ReportRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *ReportRequest) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *ReportRequest) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ReportRequest) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type ReportReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportReply) Reset() {
+	*x = ReportReply{}
+	mi := &file_xagg_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportReply) ProtoMessage() {}
+
+func (x *ReportReply) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
+func (*ReportReply) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{12}
 }
 
 type JoinRequest struct {
@@ -680,7 +929,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_xagg_proto_msgTypes[9]
+	mi := &file_xagg_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -692,7 +941,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[9]
+	mi := &file_xagg_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -705,7 +954,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{9}
+	return file_xagg_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *JoinRequest) GetJob() string {
@@ -756,7 +1005,7 @@ type JoinEvent struct {
 
 func (x *JoinEvent) Reset() {
 	*x = JoinEvent{}
-	mi := &file_xagg_proto_msgTypes[10]
+	mi := &file_xagg_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -768,7 +1017,7 @@ func (x *JoinEvent) String() string {
 func (*JoinEvent) ProtoMessage() {}
 
 func (x *JoinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[10]
+	mi := &file_xagg_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -781,7 +1030,7 @@ func (x *JoinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinEvent.ProtoReflect.Descriptor instead.
 func (*JoinEvent) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{10}
+	return file_xagg_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *JoinEvent) GetEvent() isJoinEvent_Event {
@@ -840,7 +1089,7 @@ type Ready struct {
 
 func (x *Ready) Reset() {
 	*x = Ready{}
-	mi := &file_xagg_proto_msgTypes[11]
+	mi := &file_xagg_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -852,7 +1101,7 @@ func (x *Ready) String() string {
 func (*Ready) ProtoMessage() {}
 
 func (x *Ready) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[11]
+	mi := &file_xagg_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -865,7 +1114,7 @@ func (x *Ready) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ready.ProtoReflect.Descriptor instead.
 func (*Ready) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{11}
+	return file_xagg_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Ready) GetJob() uint32 {
@@ -927,7 +1176,7 @@ type Abort struct {
 
 func (x *Abort) Reset() {
 	*x = Abort{}
-	mi := &file_xagg_proto_msgTypes[12]
+	mi := &file_xagg_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -939,7 +1188,7 @@ func (x *Abort) String() string {
 func (*Abort) ProtoMessage() {}
 
 func (x *Abort) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[12]
+	mi := &file_xagg_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -952,7 +1201,7 @@ func (x *Abort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Abort.ProtoReflect.Descriptor instead.
 func (*Abort) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{12}
+	return file_xagg_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Abort) GetReason() string {
@@ -981,7 +1230,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_xagg_proto_msgTypes[13]
+	mi := &file_xagg_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1242,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[13]
+	mi := &file_xagg_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1255,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{13}
+	return file_xagg_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LeaveRequest) GetJob() string {
@@ -1045,7 +1294,7 @@ type LeaveReply struct {
 
 func (x *LeaveReply) Reset() {
 	*x = LeaveReply{}
-	mi := &file_xagg_proto_msgTypes[14]
+	mi := &file_xagg_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1057,7 +1306,7 @@ func (x *LeaveReply) String() string {
 func (*LeaveReply) ProtoMessage() {}
 
 func (x *LeaveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[14]
+	mi := &file_xagg_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1070,7 +1319,7 @@ func (x *LeaveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveReply.ProtoReflect.Descriptor instead.
 func (*LeaveReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{14}
+	return file_xagg_proto_rawDescGZIP(), []int{18}
 }
 
 type InfoRequest struct {
@@ -1081,7 +1330,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_xagg_proto_msgTypes[15]
+	mi := &file_xagg_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1342,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[15]
+	mi := &file_xagg_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1355,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{15}
+	return file_xagg_proto_rawDescGZIP(), []int{19}
 }
 
 type ServerInfo struct {
@@ -1123,7 +1372,7 @@ type ServerInfo struct {
 
 func (x *ServerInfo) Reset() {
 	*x = ServerInfo{}
-	mi := &file_xagg_proto_msgTypes[16]
+	mi := &file_xagg_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1135,7 +1384,7 @@ func (x *ServerInfo) String() string {
 func (*ServerInfo) ProtoMessage() {}
 
 func (x *ServerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[16]
+	mi := &file_xagg_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1397,7 @@ func (x *ServerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerInfo.ProtoReflect.Descriptor instead.
 func (*ServerInfo) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{16}
+	return file_xagg_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ServerInfo) GetName() string {
@@ -1209,7 +1458,7 @@ type ServerPlan struct {
 
 func (x *ServerPlan) Reset() {
 	*x = ServerPlan{}
-	mi := &file_xagg_proto_msgTypes[17]
+	mi := &file_xagg_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1221,7 +1470,7 @@ func (x *ServerPlan) String() string {
 func (*ServerPlan) ProtoMessage() {}
 
 func (x *ServerPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[17]
+	mi := &file_xagg_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1234,7 +1483,7 @@ func (x *ServerPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerPlan.ProtoReflect.Descriptor instead.
 func (*ServerPlan) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{17}
+	return file_xagg_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ServerPlan) GetJob() uint32 {
@@ -1302,7 +1551,7 @@ type InstallReply struct {
 
 func (x *InstallReply) Reset() {
 	*x = InstallReply{}
-	mi := &file_xagg_proto_msgTypes[18]
+	mi := &file_xagg_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1563,7 @@ func (x *InstallReply) String() string {
 func (*InstallReply) ProtoMessage() {}
 
 func (x *InstallReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[18]
+	mi := &file_xagg_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1576,7 @@ func (x *InstallReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallReply.ProtoReflect.Descriptor instead.
 func (*InstallReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{18}
+	return file_xagg_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InstallReply) GetBase() uint32 {
@@ -1348,7 +1597,7 @@ type ArmRequest struct {
 
 func (x *ArmRequest) Reset() {
 	*x = ArmRequest{}
-	mi := &file_xagg_proto_msgTypes[19]
+	mi := &file_xagg_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1609,7 @@ func (x *ArmRequest) String() string {
 func (*ArmRequest) ProtoMessage() {}
 
 func (x *ArmRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[19]
+	mi := &file_xagg_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1373,7 +1622,7 @@ func (x *ArmRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArmRequest.ProtoReflect.Descriptor instead.
 func (*ArmRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{19}
+	return file_xagg_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ArmRequest) GetJob() uint32 {
@@ -1405,7 +1654,7 @@ type ArmReply struct {
 
 func (x *ArmReply) Reset() {
 	*x = ArmReply{}
-	mi := &file_xagg_proto_msgTypes[20]
+	mi := &file_xagg_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1417,7 +1666,7 @@ func (x *ArmReply) String() string {
 func (*ArmReply) ProtoMessage() {}
 
 func (x *ArmReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[20]
+	mi := &file_xagg_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1430,7 +1679,7 @@ func (x *ArmReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArmReply.ProtoReflect.Descriptor instead.
 func (*ArmReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{20}
+	return file_xagg_proto_rawDescGZIP(), []int{24}
 }
 
 type RemoveRequest struct {
@@ -1443,7 +1692,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_xagg_proto_msgTypes[21]
+	mi := &file_xagg_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1455,7 +1704,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[21]
+	mi := &file_xagg_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1468,7 +1717,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{21}
+	return file_xagg_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RemoveRequest) GetJob() uint32 {
@@ -1493,7 +1742,7 @@ type RemoveReply struct {
 
 func (x *RemoveReply) Reset() {
 	*x = RemoveReply{}
-	mi := &file_xagg_proto_msgTypes[22]
+	mi := &file_xagg_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1505,7 +1754,7 @@ func (x *RemoveReply) String() string {
 func (*RemoveReply) ProtoMessage() {}
 
 func (x *RemoveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[22]
+	mi := &file_xagg_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1518,7 +1767,7 @@ func (x *RemoveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReply.ProtoReflect.Descriptor instead.
 func (*RemoveReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{22}
+	return file_xagg_proto_rawDescGZIP(), []int{26}
 }
 
 type StatsRequest struct {
@@ -1530,7 +1779,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_xagg_proto_msgTypes[23]
+	mi := &file_xagg_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1791,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[23]
+	mi := &file_xagg_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1804,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{23}
+	return file_xagg_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StatsRequest) GetJob() uint32 {
@@ -1575,7 +1824,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_xagg_proto_msgTypes[24]
+	mi := &file_xagg_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1587,7 +1836,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[24]
+	mi := &file_xagg_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1600,7 +1849,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{24}
+	return file_xagg_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StatsReply) GetReasons() map[string]uint64 {
@@ -1632,7 +1881,7 @@ type RankStats struct {
 
 func (x *RankStats) Reset() {
 	*x = RankStats{}
-	mi := &file_xagg_proto_msgTypes[25]
+	mi := &file_xagg_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1644,7 +1893,7 @@ func (x *RankStats) String() string {
 func (*RankStats) ProtoMessage() {}
 
 func (x *RankStats) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[25]
+	mi := &file_xagg_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1657,7 +1906,7 @@ func (x *RankStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankStats.ProtoReflect.Descriptor instead.
 func (*RankStats) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{25}
+	return file_xagg_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RankStats) GetJob() uint32 {
@@ -1749,7 +1998,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ranks\x18\x02 \x01(\rR\x05ranks\x12\x1b\n" +
 	"\tmax_elems\x18\x03 \x01(\rR\bmaxElems\x12'\n" +
-	"\x06policy\x18\x04 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\"\xad\x02\n" +
+	"\x06policy\x18\x04 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\"\xd6\x02\n" +
 	"\x03Job\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x14\n" +
@@ -1764,10 +2013,27 @@ const file_xagg_proto_rawDesc = "" +
 	" \x01(\x04R\x06joined\x12\x12\n" +
 	"\x04left\x18\v \x01(\x04R\x04left\x12\x14\n" +
 	"\x05state\x18\f \x01(\tR\x05state\x12\x14\n" +
-	"\x05error\x18\r \x01(\tR\x05error\"&\n" +
+	"\x05error\x18\r \x01(\tR\x05error\x12'\n" +
+	"\x06change\x18\x0e \x01(\v2\x0f.xagg.v1.ChangeR\x06change\"\xa7\x01\n" +
+	"\x06Change\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x16\n" +
+	"\x06cohort\x18\x02 \x01(\x04R\x06cohort\x12\x18\n" +
+	"\aservers\x18\x03 \x03(\tR\aservers\x12 \n" +
+	"\vexplanation\x18\x04 \x01(\tR\vexplanation\x12\x16\n" +
+	"\x06behind\x18\x05 \x01(\x04R\x06behind\x12\x1b\n" +
+	"\twaits_for\x18\x06 \x01(\tR\bwaitsFor\"&\n" +
 	"\x10RemoveJobRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x10\n" +
-	"\x0eRemoveJobReply\"v\n" +
+	"\x0eRemoveJobReply\"I\n" +
+	"\fSteerRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12'\n" +
+	"\x06policy\x18\x02 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\"[\n" +
+	"\rReportRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\rR\x02id\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\rR\x05epoch\"\r\n" +
+	"\vReportReply\"v\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
@@ -1853,13 +2119,15 @@ const file_xagg_proto_rawDesc = "" +
 	"lag_sum_us\x18\x04 \x01(\x04R\blagSumUs\x12\x1c\n" +
 	"\n" +
 	"lag_max_us\x18\x05 \x01(\x04R\blagMaxUs\x12\x19\n" +
-	"\blag_log2\x18\x06 \x03(\x04R\alagLog22\xa4\x02\n" +
+	"\blag_log2\x18\x06 \x03(\x04R\alagLog22\x8a\x03\n" +
 	"\n" +
 	"Controller\x126\n" +
 	"\x06Status\x12\x16.xagg.v1.StatusRequest\x1a\x14.xagg.v1.StatusReply\x124\n" +
 	"\tCreateJob\x12\x19.xagg.v1.CreateJobRequest\x1a\f.xagg.v1.Job\x12?\n" +
-	"\tRemoveJob\x12\x19.xagg.v1.RemoveJobRequest\x1a\x17.xagg.v1.RemoveJobReply\x122\n" +
-	"\x04Join\x12\x14.xagg.v1.JoinRequest\x1a\x12.xagg.v1.JoinEvent0\x01\x123\n" +
+	"\tRemoveJob\x12\x19.xagg.v1.RemoveJobRequest\x1a\x17.xagg.v1.RemoveJobReply\x12,\n" +
+	"\x05Steer\x12\x15.xagg.v1.SteerRequest\x1a\f.xagg.v1.Job\x122\n" +
+	"\x04Join\x12\x14.xagg.v1.JoinRequest\x1a\x12.xagg.v1.JoinEvent0\x01\x126\n" +
+	"\x06Report\x12\x16.xagg.v1.ReportRequest\x1a\x14.xagg.v1.ReportReply\x123\n" +
 	"\x05Leave\x12\x15.xagg.v1.LeaveRequest\x1a\x13.xagg.v1.LeaveReply2\x8d\x02\n" +
 	"\x05Agent\x121\n" +
 	"\x04Info\x12\x14.xagg.v1.InfoRequest\x1a\x13.xagg.v1.ServerInfo\x125\n" +
@@ -1881,7 +2149,7 @@ func file_xagg_proto_rawDescGZIP() []byte {
 	return file_xagg_proto_rawDescData
 }
 
-var file_xagg_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_xagg_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_xagg_proto_goTypes = []any{
 	(*StatusRequest)(nil),    // 0: xagg.v1.StatusRequest
 	(*StatusReply)(nil),      // 1: xagg.v1.StatusReply
@@ -1890,68 +2158,78 @@ var file_xagg_proto_goTypes = []any{
 	(*Policy)(nil),           // 4: xagg.v1.Policy
 	(*CreateJobRequest)(nil), // 5: xagg.v1.CreateJobRequest
 	(*Job)(nil),              // 6: xagg.v1.Job
-	(*RemoveJobRequest)(nil), // 7: xagg.v1.RemoveJobRequest
-	(*RemoveJobReply)(nil),   // 8: xagg.v1.RemoveJobReply
-	(*JoinRequest)(nil),      // 9: xagg.v1.JoinRequest
-	(*JoinEvent)(nil),        // 10: xagg.v1.JoinEvent
-	(*Ready)(nil),            // 11: xagg.v1.Ready
-	(*Abort)(nil),            // 12: xagg.v1.Abort
-	(*LeaveRequest)(nil),     // 13: xagg.v1.LeaveRequest
-	(*LeaveReply)(nil),       // 14: xagg.v1.LeaveReply
-	(*InfoRequest)(nil),      // 15: xagg.v1.InfoRequest
-	(*ServerInfo)(nil),       // 16: xagg.v1.ServerInfo
-	(*ServerPlan)(nil),       // 17: xagg.v1.ServerPlan
-	(*InstallReply)(nil),     // 18: xagg.v1.InstallReply
-	(*ArmRequest)(nil),       // 19: xagg.v1.ArmRequest
-	(*ArmReply)(nil),         // 20: xagg.v1.ArmReply
-	(*RemoveRequest)(nil),    // 21: xagg.v1.RemoveRequest
-	(*RemoveReply)(nil),      // 22: xagg.v1.RemoveReply
-	(*StatsRequest)(nil),     // 23: xagg.v1.StatsRequest
-	(*StatsReply)(nil),       // 24: xagg.v1.StatsReply
-	(*RankStats)(nil),        // 25: xagg.v1.RankStats
-	nil,                      // 26: xagg.v1.SwitchStatus.ReasonsEntry
-	nil,                      // 27: xagg.v1.SwitchStatus.SentEntry
-	nil,                      // 28: xagg.v1.ServerStatus.ReasonsEntry
-	nil,                      // 29: xagg.v1.StatsReply.ReasonsEntry
+	(*Change)(nil),           // 7: xagg.v1.Change
+	(*RemoveJobRequest)(nil), // 8: xagg.v1.RemoveJobRequest
+	(*RemoveJobReply)(nil),   // 9: xagg.v1.RemoveJobReply
+	(*SteerRequest)(nil),     // 10: xagg.v1.SteerRequest
+	(*ReportRequest)(nil),    // 11: xagg.v1.ReportRequest
+	(*ReportReply)(nil),      // 12: xagg.v1.ReportReply
+	(*JoinRequest)(nil),      // 13: xagg.v1.JoinRequest
+	(*JoinEvent)(nil),        // 14: xagg.v1.JoinEvent
+	(*Ready)(nil),            // 15: xagg.v1.Ready
+	(*Abort)(nil),            // 16: xagg.v1.Abort
+	(*LeaveRequest)(nil),     // 17: xagg.v1.LeaveRequest
+	(*LeaveReply)(nil),       // 18: xagg.v1.LeaveReply
+	(*InfoRequest)(nil),      // 19: xagg.v1.InfoRequest
+	(*ServerInfo)(nil),       // 20: xagg.v1.ServerInfo
+	(*ServerPlan)(nil),       // 21: xagg.v1.ServerPlan
+	(*InstallReply)(nil),     // 22: xagg.v1.InstallReply
+	(*ArmRequest)(nil),       // 23: xagg.v1.ArmRequest
+	(*ArmReply)(nil),         // 24: xagg.v1.ArmReply
+	(*RemoveRequest)(nil),    // 25: xagg.v1.RemoveRequest
+	(*RemoveReply)(nil),      // 26: xagg.v1.RemoveReply
+	(*StatsRequest)(nil),     // 27: xagg.v1.StatsRequest
+	(*StatsReply)(nil),       // 28: xagg.v1.StatsReply
+	(*RankStats)(nil),        // 29: xagg.v1.RankStats
+	nil,                      // 30: xagg.v1.SwitchStatus.ReasonsEntry
+	nil,                      // 31: xagg.v1.SwitchStatus.SentEntry
+	nil,                      // 32: xagg.v1.ServerStatus.ReasonsEntry
+	nil,                      // 33: xagg.v1.StatsReply.ReasonsEntry
 }
 var file_xagg_proto_depIdxs = []int32{
 	2,  // 0: xagg.v1.StatusReply.switch:type_name -> xagg.v1.SwitchStatus
 	3,  // 1: xagg.v1.StatusReply.servers:type_name -> xagg.v1.ServerStatus
 	6,  // 2: xagg.v1.StatusReply.jobs:type_name -> xagg.v1.Job
-	26, // 3: xagg.v1.SwitchStatus.reasons:type_name -> xagg.v1.SwitchStatus.ReasonsEntry
-	27, // 4: xagg.v1.SwitchStatus.sent:type_name -> xagg.v1.SwitchStatus.SentEntry
-	16, // 5: xagg.v1.ServerStatus.info:type_name -> xagg.v1.ServerInfo
-	28, // 6: xagg.v1.ServerStatus.reasons:type_name -> xagg.v1.ServerStatus.ReasonsEntry
+	30, // 3: xagg.v1.SwitchStatus.reasons:type_name -> xagg.v1.SwitchStatus.ReasonsEntry
+	31, // 4: xagg.v1.SwitchStatus.sent:type_name -> xagg.v1.SwitchStatus.SentEntry
+	20, // 5: xagg.v1.ServerStatus.info:type_name -> xagg.v1.ServerInfo
+	32, // 6: xagg.v1.ServerStatus.reasons:type_name -> xagg.v1.ServerStatus.ReasonsEntry
 	4,  // 7: xagg.v1.CreateJobRequest.policy:type_name -> xagg.v1.Policy
-	11, // 8: xagg.v1.JoinEvent.ready:type_name -> xagg.v1.Ready
-	12, // 9: xagg.v1.JoinEvent.abort:type_name -> xagg.v1.Abort
-	29, // 10: xagg.v1.StatsReply.reasons:type_name -> xagg.v1.StatsReply.ReasonsEntry
-	25, // 11: xagg.v1.StatsReply.ranks:type_name -> xagg.v1.RankStats
-	0,  // 12: xagg.v1.Controller.Status:input_type -> xagg.v1.StatusRequest
-	5,  // 13: xagg.v1.Controller.CreateJob:input_type -> xagg.v1.CreateJobRequest
-	7,  // 14: xagg.v1.Controller.RemoveJob:input_type -> xagg.v1.RemoveJobRequest
-	9,  // 15: xagg.v1.Controller.Join:input_type -> xagg.v1.JoinRequest
-	13, // 16: xagg.v1.Controller.Leave:input_type -> xagg.v1.LeaveRequest
-	15, // 17: xagg.v1.Agent.Info:input_type -> xagg.v1.InfoRequest
-	17, // 18: xagg.v1.Agent.Install:input_type -> xagg.v1.ServerPlan
-	19, // 19: xagg.v1.Agent.Arm:input_type -> xagg.v1.ArmRequest
-	21, // 20: xagg.v1.Agent.Remove:input_type -> xagg.v1.RemoveRequest
-	23, // 21: xagg.v1.Agent.Stats:input_type -> xagg.v1.StatsRequest
-	1,  // 22: xagg.v1.Controller.Status:output_type -> xagg.v1.StatusReply
-	6,  // 23: xagg.v1.Controller.CreateJob:output_type -> xagg.v1.Job
-	8,  // 24: xagg.v1.Controller.RemoveJob:output_type -> xagg.v1.RemoveJobReply
-	10, // 25: xagg.v1.Controller.Join:output_type -> xagg.v1.JoinEvent
-	14, // 26: xagg.v1.Controller.Leave:output_type -> xagg.v1.LeaveReply
-	16, // 27: xagg.v1.Agent.Info:output_type -> xagg.v1.ServerInfo
-	18, // 28: xagg.v1.Agent.Install:output_type -> xagg.v1.InstallReply
-	20, // 29: xagg.v1.Agent.Arm:output_type -> xagg.v1.ArmReply
-	22, // 30: xagg.v1.Agent.Remove:output_type -> xagg.v1.RemoveReply
-	24, // 31: xagg.v1.Agent.Stats:output_type -> xagg.v1.StatsReply
-	22, // [22:32] is the sub-list for method output_type
-	12, // [12:22] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	7,  // 8: xagg.v1.Job.change:type_name -> xagg.v1.Change
+	4,  // 9: xagg.v1.SteerRequest.policy:type_name -> xagg.v1.Policy
+	15, // 10: xagg.v1.JoinEvent.ready:type_name -> xagg.v1.Ready
+	16, // 11: xagg.v1.JoinEvent.abort:type_name -> xagg.v1.Abort
+	33, // 12: xagg.v1.StatsReply.reasons:type_name -> xagg.v1.StatsReply.ReasonsEntry
+	29, // 13: xagg.v1.StatsReply.ranks:type_name -> xagg.v1.RankStats
+	0,  // 14: xagg.v1.Controller.Status:input_type -> xagg.v1.StatusRequest
+	5,  // 15: xagg.v1.Controller.CreateJob:input_type -> xagg.v1.CreateJobRequest
+	8,  // 16: xagg.v1.Controller.RemoveJob:input_type -> xagg.v1.RemoveJobRequest
+	10, // 17: xagg.v1.Controller.Steer:input_type -> xagg.v1.SteerRequest
+	13, // 18: xagg.v1.Controller.Join:input_type -> xagg.v1.JoinRequest
+	11, // 19: xagg.v1.Controller.Report:input_type -> xagg.v1.ReportRequest
+	17, // 20: xagg.v1.Controller.Leave:input_type -> xagg.v1.LeaveRequest
+	19, // 21: xagg.v1.Agent.Info:input_type -> xagg.v1.InfoRequest
+	21, // 22: xagg.v1.Agent.Install:input_type -> xagg.v1.ServerPlan
+	23, // 23: xagg.v1.Agent.Arm:input_type -> xagg.v1.ArmRequest
+	25, // 24: xagg.v1.Agent.Remove:input_type -> xagg.v1.RemoveRequest
+	27, // 25: xagg.v1.Agent.Stats:input_type -> xagg.v1.StatsRequest
+	1,  // 26: xagg.v1.Controller.Status:output_type -> xagg.v1.StatusReply
+	6,  // 27: xagg.v1.Controller.CreateJob:output_type -> xagg.v1.Job
+	9,  // 28: xagg.v1.Controller.RemoveJob:output_type -> xagg.v1.RemoveJobReply
+	6,  // 29: xagg.v1.Controller.Steer:output_type -> xagg.v1.Job
+	14, // 30: xagg.v1.Controller.Join:output_type -> xagg.v1.JoinEvent
+	12, // 31: xagg.v1.Controller.Report:output_type -> xagg.v1.ReportReply
+	18, // 32: xagg.v1.Controller.Leave:output_type -> xagg.v1.LeaveReply
+	20, // 33: xagg.v1.Agent.Info:output_type -> xagg.v1.ServerInfo
+	22, // 34: xagg.v1.Agent.Install:output_type -> xagg.v1.InstallReply
+	24, // 35: xagg.v1.Agent.Arm:output_type -> xagg.v1.ArmReply
+	26, // 36: xagg.v1.Agent.Remove:output_type -> xagg.v1.RemoveReply
+	28, // 37: xagg.v1.Agent.Stats:output_type -> xagg.v1.StatsReply
+	26, // [26:38] is the sub-list for method output_type
+	14, // [14:26] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_xagg_proto_init() }
@@ -1959,7 +2237,7 @@ func file_xagg_proto_init() {
 	if File_xagg_proto != nil {
 		return
 	}
-	file_xagg_proto_msgTypes[10].OneofWrappers = []any{
+	file_xagg_proto_msgTypes[14].OneofWrappers = []any{
 		(*JoinEvent_Ready)(nil),
 		(*JoinEvent_Abort)(nil),
 	}
@@ -1969,7 +2247,7 @@ func file_xagg_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xagg_proto_rawDesc), len(file_xagg_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   30,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

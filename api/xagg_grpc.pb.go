@@ -24,7 +24,9 @@ const (
 	Controller_Status_FullMethodName    = "/xagg.v1.Controller/Status"
 	Controller_CreateJob_FullMethodName = "/xagg.v1.Controller/CreateJob"
 	Controller_RemoveJob_FullMethodName = "/xagg.v1.Controller/RemoveJob"
+	Controller_Steer_FullMethodName     = "/xagg.v1.Controller/Steer"
 	Controller_Join_FullMethodName      = "/xagg.v1.Controller/Join"
+	Controller_Report_FullMethodName    = "/xagg.v1.Controller/Report"
 	Controller_Leave_FullMethodName     = "/xagg.v1.Controller/Leave"
 )
 
@@ -43,11 +45,23 @@ type ControllerClient interface {
 	CreateJob(ctx context.Context, in *CreateJobRequest, opts ...grpc.CallOption) (*Job, error)
 	// RemoveJob takes a job's plans from switch and servers. Workers that are still joined are told.
 	RemoveJob(ctx context.Context, in *RemoveJobRequest, opts ...grpc.CallOption) (*RemoveJobReply, error)
+	// Steer changes the plan of a job to the one that a policy makes, without stopping it. A job that waits for its ranks
+	// simply gets the new plan. Of a running job the new plan is installed beside the old one and announced to the ranks,
+	// which change to it between two rounds, all at the same one; Steer returns when the change is under way, and the
+	// job's `change` says how far it is. When every rank has finished the last round under the old plan that one is
+	// removed. A policy that makes the plan that the job has changes nothing.
+	// FAILED_PRECONDITION while another change is under way, or when the job is over; otherwise like CreateJob, and then
+	// the job keeps its plan.
+	Steer(ctx context.Context, in *SteerRequest, opts ...grpc.CallOption) (*Job, error)
 	// Join is a worker's rendezvous. The first event is `ready`, sent when all ranks have joined with equal digests; the
 	// stream stays open while the worker takes part, and ends when all have left. A worker that goes away after `ready`
 	// without Leave ends the job for the others with an `abort` event that names it; before `ready` its place is merely
 	// free again. When a job has finished or was aborted, the next Join begins a new incarnation of it with a fresh id.
 	Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[JoinEvent], error)
+	// Report tells that a worker has begun its first round under a plan, and so has every result of the rounds before. It
+	// is idempotent. INVALID_ARGUMENT for an epoch that the job does not have, FAILED_PRECONDITION when the job is another
+	// incarnation by now.
+	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportReply, error)
 	// Leave tells that a worker has finished its last round. It returns when all ranks have.
 	// ABORTED when the job ended for another reason. With an error it tells that the worker cannot go on: the job ends for
 	// the others with an `abort` event that names rank and error, and it returns at once.
@@ -92,6 +106,16 @@ func (c *controllerClient) RemoveJob(ctx context.Context, in *RemoveJobRequest, 
 	return out, nil
 }
 
+func (c *controllerClient) Steer(ctx context.Context, in *SteerRequest, opts ...grpc.CallOption) (*Job, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Job)
+	err := c.cc.Invoke(ctx, Controller_Steer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controllerClient) Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[JoinEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Controller_ServiceDesc.Streams[0], Controller_Join_FullMethodName, cOpts...)
@@ -110,6 +134,16 @@ func (c *controllerClient) Join(ctx context.Context, in *JoinRequest, opts ...gr
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Controller_JoinClient = grpc.ServerStreamingClient[JoinEvent]
+
+func (c *controllerClient) Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportReply)
+	err := c.cc.Invoke(ctx, Controller_Report_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
 
 func (c *controllerClient) Leave(ctx context.Context, in *LeaveRequest, opts ...grpc.CallOption) (*LeaveReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -136,11 +170,23 @@ type ControllerServer interface {
 	CreateJob(context.Context, *CreateJobRequest) (*Job, error)
 	// RemoveJob takes a job's plans from switch and servers. Workers that are still joined are told.
 	RemoveJob(context.Context, *RemoveJobRequest) (*RemoveJobReply, error)
+	// Steer changes the plan of a job to the one that a policy makes, without stopping it. A job that waits for its ranks
+	// simply gets the new plan. Of a running job the new plan is installed beside the old one and announced to the ranks,
+	// which change to it between two rounds, all at the same one; Steer returns when the change is under way, and the
+	// job's `change` says how far it is. When every rank has finished the last round under the old plan that one is
+	// removed. A policy that makes the plan that the job has changes nothing.
+	// FAILED_PRECONDITION while another change is under way, or when the job is over; otherwise like CreateJob, and then
+	// the job keeps its plan.
+	Steer(context.Context, *SteerRequest) (*Job, error)
 	// Join is a worker's rendezvous. The first event is `ready`, sent when all ranks have joined with equal digests; the
 	// stream stays open while the worker takes part, and ends when all have left. A worker that goes away after `ready`
 	// without Leave ends the job for the others with an `abort` event that names it; before `ready` its place is merely
 	// free again. When a job has finished or was aborted, the next Join begins a new incarnation of it with a fresh id.
 	Join(*JoinRequest, grpc.ServerStreamingServer[JoinEvent]) error
+	// Report tells that a worker has begun its first round under a plan, and so has every result of the rounds before. It
+	// is idempotent. INVALID_ARGUMENT for an epoch that the job does not have, FAILED_PRECONDITION when the job is another
+	// incarnation by now.
+	Report(context.Context, *ReportRequest) (*ReportReply, error)
 	// Leave tells that a worker has finished its last round. It returns when all ranks have.
 	// ABORTED when the job ended for another reason. With an error it tells that the worker cannot go on: the job ends for
 	// the others with an `abort` event that names rank and error, and it returns at once.
@@ -164,8 +210,14 @@ func (UnimplementedControllerServer) CreateJob(context.Context, *CreateJobReques
 func (UnimplementedControllerServer) RemoveJob(context.Context, *RemoveJobRequest) (*RemoveJobReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveJob not implemented")
 }
+func (UnimplementedControllerServer) Steer(context.Context, *SteerRequest) (*Job, error) {
+	return nil, status.Error(codes.Unimplemented, "method Steer not implemented")
+}
 func (UnimplementedControllerServer) Join(*JoinRequest, grpc.ServerStreamingServer[JoinEvent]) error {
 	return status.Error(codes.Unimplemented, "method Join not implemented")
+}
+func (UnimplementedControllerServer) Report(context.Context, *ReportRequest) (*ReportReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
 }
 func (UnimplementedControllerServer) Leave(context.Context, *LeaveRequest) (*LeaveReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Leave not implemented")
@@ -245,6 +297,24 @@ func _Controller_RemoveJob_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Controller_Steer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SteerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServer).Steer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Controller_Steer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServer).Steer(ctx, req.(*SteerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Controller_Join_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(JoinRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -255,6 +325,24 @@ func _Controller_Join_Handler(srv interface{}, stream grpc.ServerStream) error {
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Controller_JoinServer = grpc.ServerStreamingServer[JoinEvent]
+
+func _Controller_Report_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServer).Report(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Controller_Report_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServer).Report(ctx, req.(*ReportRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
 
 func _Controller_Leave_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(LeaveRequest)
@@ -292,6 +380,14 @@ var Controller_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveJob",
 			Handler:    _Controller_RemoveJob_Handler,
+		},
+		{
+			MethodName: "Steer",
+			Handler:    _Controller_Steer_Handler,
+		},
+		{
+			MethodName: "Report",
+			Handler:    _Controller_Report_Handler,
 		},
 		{
 			MethodName: "Leave",

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"xagg/bmv2/fault"
 	"xagg/internal/endpoint"
 )
 
@@ -48,6 +49,9 @@ type Config struct {
 	GRPCAddr string
 	// PcapFile, if set, is a pcapng file that all frames of all ports are written to, both directions.
 	PcapFile string
+	// Faults damage the links of the ports, but not the CPU port's: frames before they enter the switch, and after they
+	// have left it. The capture has what the switch itself sees. Only for the engine.
+	Faults []fault.Spec
 	// Log receives what the switch has to say; nil discards it.
 	Log *slog.Logger
 }
@@ -58,6 +62,9 @@ var ErrClosed = errors.New("switch is closed")
 func (c *Config) check() error {
 	if c.CPUPort > maxPort {
 		return fmt.Errorf("CPU port %d: the last port is %d", c.CPUPort, maxPort)
+	}
+	if err := fault.Check(c.Faults); err != nil {
+		return err
 	}
 	seen := map[string]uint16{}
 	for number, iface := range c.Ports {

@@ -16,6 +16,7 @@ import (
 
 	"xagg/bmv2/capture"
 	"xagg/bmv2/engine"
+	"xagg/bmv2/fault"
 	"xagg/bmv2/p4rt"
 	"xagg/bmv2/port"
 	"xagg/internal/endpoint"
@@ -44,6 +45,7 @@ type Engine struct {
 	start  time.Time
 	addr   string
 	pcap   *capture.Writer
+	faults *fault.Injector // nil when there are none
 
 	ingress sync.Mutex // one packet at a time, and time does not run backwards between them
 	prog    atomic.Pointer[engine.Program]
@@ -60,7 +62,9 @@ type Engine struct {
 type output struct {
 	queue   chan *[]byte
 	dropped atomic.Uint64
-	tap     int // interface number in the capture, -1 = none
+	tap     int         // interface number in the capture, -1 = none
+	in      *fault.Path // what frames pass on their way into the switch; nil = nothing
+	out     *fault.Path // the same on their way out
 }
 
 // frames recycles the memory of frames in queues.
@@ -96,7 +100,10 @@ func (e *Engine) setup() error {
 		Commit: func(p *engine.Program) { e.prog.Store(p) },
 	}
 	if e.cfg.CPUPort != 0 {
-		rt.PacketOut = func(frame []byte) error { return e.receive(e.cfg.CPUPort, frame) }
+		rt.PacketOut = func(frame []byte) error { return e.process(e.cfg.CPUPort, frame) }
+	}
+	if len(e.cfg.Faults) != 0 {
+		e.faults = fault.NewInjector(e.cfg.Faults)
 	}
 	e.server = p4rt.New(rt)
 	e.grpc = grpc.NewServer(grpc.MaxRecvMsgSize(p4rt.MaxMessage), grpc.MaxSendMsgSize(p4rt.MaxMessage))
@@ -136,7 +143,7 @@ func (e *Engine) open(number uint16, iface string) error {
 	e.mu.Lock()
 	e.ports = append(e.ports, p)
 	e.mu.Unlock()
-	o := &output{tap: e.tap(fmt.Sprintf("port %d (%s)", number, iface))}
+	o := e.link(number, fmt.Sprintf("port %d (%s)", number, iface))
 	var views [][]byte
 	e.output(number, o, queueDepth, func(batch []*[]byte) {
 		views = views[:0]
@@ -158,6 +165,16 @@ func (e *Engine) open(number uint16, iface string) error {
 		}
 	})
 	return nil
+}
+
+// link prepares a port that is not the CPU's.
+func (e *Engine) link(number uint16, name string) *output {
+	o := &output{tap: e.tap(name)}
+	if e.faults != nil {
+		o.in = e.faults.Path(number, fault.In, func(frame []byte) { _ = e.process(number, frame) })
+		o.out = e.faults.Path(number, fault.Out, func(frame []byte) { o.push(frame) })
+	}
+	return o
 }
 
 func (e *Engine) tap(name string) int {
@@ -215,7 +232,7 @@ func (e *Engine) Attach(number uint16, recv func(frame []byte)) error {
 	if e.outputs[number].Load() != nil {
 		return fmt.Errorf("attach port %d: it is in use", number)
 	}
-	e.output(number, &output{tap: e.tap(fmt.Sprintf("port %d", number))}, memoryDepth, func(batch []*[]byte) {
+	e.output(number, e.link(number, fmt.Sprintf("port %d", number)), memoryDepth, func(batch []*[]byte) {
 		for _, f := range batch {
 			recv(*f)
 		}
@@ -224,7 +241,8 @@ func (e *Engine) Attach(number uint16, recv func(frame []byte)) error {
 }
 
 // Inject hands the switch a frame as received on a port, which need not be attached, and returns when its copies are
-// in the queues of the ports they leave by. The frame is not kept. It returns ErrClosed once the switch is closed.
+// in the queues of the ports they leave by (or, where Config.Faults hold, wait to come there). The frame is not kept.
+// It returns ErrClosed once the switch is closed.
 func (e *Engine) Inject(number uint16, frame []byte) error {
 	if number > maxPort {
 		return fmt.Errorf("inject at port %d: the last port is %d", number, maxPort)
@@ -232,8 +250,24 @@ func (e *Engine) Inject(number uint16, frame []byte) error {
 	return e.receive(number, frame)
 }
 
-// receive runs one frame through the switch.
+// receive takes a frame that comes over the link of a port.
 func (e *Engine) receive(number uint16, frame []byte) error {
+	if e.faults != nil {
+		if o := e.outputs[number].Load(); o != nil && o.in != nil {
+			select {
+			case <-e.done:
+				return ErrClosed
+			default:
+			}
+			o.in.Send(frame)
+			return nil
+		}
+	}
+	return e.process(number, frame)
+}
+
+// process runs one frame through the switch.
+func (e *Engine) process(number uint16, frame []byte) error {
 	select {
 	case <-e.done:
 		return ErrClosed
@@ -252,7 +286,7 @@ func (e *Engine) receive(number uint16, frame []byte) error {
 	return nil
 }
 
-// emit queues a frame at its port.
+// emit sends a frame out of its port.
 func (e *Engine) emit(number uint16, frame []byte) {
 	if number > maxPort {
 		return
@@ -261,17 +295,36 @@ func (e *Engine) emit(number uint16, frame []byte) {
 	if o == nil {
 		return
 	}
+	if o.out != nil {
+		o.out.Send(frame)
+	} else if !o.push(frame) {
+		return
+	}
+	if e.pcap != nil && o.tap >= 0 {
+		e.pcap.Write(o.tap, time.Now(), capture.Out, frame)
+	}
+}
+
+// push puts a copy of the frame in the queue and reports whether there was room.
+func (o *output) push(frame []byte) bool {
 	b := frames.Get().(*[]byte)
 	*b = append((*b)[:0], frame...)
 	select {
 	case o.queue <- b:
-		if e.pcap != nil && o.tap >= 0 {
-			e.pcap.Write(o.tap, time.Now(), capture.Out, frame)
-		}
+		return true
 	default:
 		o.dropped.Add(1)
 		frames.Put(b)
+		return false
 	}
+}
+
+// Faults returns what Config.Faults have done so far, for every port that was opened or attached and is faulty.
+func (e *Engine) Faults() []fault.PathCounts {
+	if e.faults == nil {
+		return nil
+	}
+	return e.faults.Counts()
 }
 
 // Dropped returns the number of frames that found a port's queue full.
@@ -346,11 +399,18 @@ func (e *Engine) Close() error {
 	if e.grpc != nil {
 		e.grpc.Stop()
 	}
+	if e.faults != nil {
+		e.faults.Close()
+	}
 	var errs []error
 	for _, p := range ports {
 		errs = append(errs, p.Close())
 	}
 	e.group.Wait()
+	for _, c := range e.Faults() {
+		e.log.Info("frames passed a faulty link", "port", c.Port, "direction", c.Direction, "frames", c.Frames, "dropped", c.Dropped,
+			"duplicated", c.Duplicated, "reordered", c.Reordered, "delayed", c.Delayed, "corrupted", c.Corrupted)
+	}
 	for number := range e.outputs {
 		if n := e.Dropped(uint16(number)); n != 0 {
 			e.log.Warn("frames were dropped at a full queue", "port", number, "frames", n)

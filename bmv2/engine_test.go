@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/gopacket/pcapgo"
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
 	"go.uber.org/goleak"
@@ -21,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"xagg/bmv2"
+	"xagg/bmv2/fault"
 	"xagg/bmv2/internal/vethtest"
 	"xagg/bmv2/port"
 	"xagg/tests/require"
@@ -149,6 +152,107 @@ func TestStalledPort(t *testing.T) {
 	}
 	if n := e.Dropped(3); n != 0 {
 		t.Errorf("%d frames dropped at the other port", n)
+	}
+}
+
+// TestEngineFaults has two ports' links damage frames, on the way in and on the way out. The capture shows what the
+// switch has seen and sent.
+func TestEngineFaults(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "all.pcapng")
+	e, _ := controlled(t, bmv2.Config{PcapFile: file, Faults: []fault.Spec{
+		{Drop: 1, Port: 1, All: true},
+		{Duplicate: 1, Port: 2, Direction: fault.In, All: true},
+		{Delay: time.Millisecond, Delayed: 1, Port: 3, Direction: fault.Out, All: true},
+	}})
+	got := make(chan byte, 100)
+	for port := uint16(1); port <= 4; port++ {
+		if err := e.Attach(port, func(f []byte) { got <- f[len(f)-1] }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range []struct{ from, to uint16 }{{1, 4}, {4, 1}, {2, 4}, {4, 3}, {2, 3}} {
+		if err := e.Inject(f.from, toPort(f.to, byte(16*f.from+f.to))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := map[byte]int{0x24: 2, 0x43: 1, 0x23: 2}
+	for range 5 {
+		select {
+		case mark := <-got:
+			want[mark]--
+		case <-time.After(patience):
+			t.Fatalf("frames are missing: %v", want)
+		}
+	}
+	for mark, n := range want {
+		if n != 0 {
+			t.Errorf("%d more frames %#x wanted", n, mark)
+		}
+	}
+	one := fault.Counts{Frames: 1, Dropped: 1}
+	counts := map[string]fault.Counts{"1 in": one, "1 out": one, "2 in": {Frames: 2, Duplicated: 2}, "3 out": {Frames: 3, Delayed: 3}}
+	for _, c := range e.Faults() {
+		if name := fmt.Sprint(c.Port, " ", c.Direction); c.Counts != counts[name] {
+			t.Errorf("port %s: %+v, want %+v", name, c.Counts, counts[name])
+		} else {
+			delete(counts, name)
+		}
+	}
+	if len(counts) != 0 {
+		t.Errorf("no counts of %v", counts)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	ng, err := pcapgo.NewNgReader(f, pcapgo.NgReaderOptions{WantMixedLinkType: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[byte]int{}
+	for data, _, err := ng.ReadPacketData(); err == nil; data, _, err = ng.ReadPacketData() {
+		seen[data[len(data)-1]]++
+	}
+	if diff := cmp.Diff(map[byte]int{0x41: 2, 0x24: 4, 0x43: 2, 0x23: 4}, seen); diff != "" {
+		t.Errorf("frames in the capture (-want +got):\n%s", diff)
+	}
+	if _, err := bmv2.NewEngine(bmv2.Config{Faults: []fault.Spec{{Drop: 1}, {Drop: 0.5}}}); err == nil {
+		t.Error("an engine with a fault in vain")
+	}
+}
+
+// BenchmarkInject is what a frame costs beside its processing: nothing for a link without faults, and with those of
+// other ports.
+func BenchmarkInject(b *testing.B) {
+	for _, c := range []struct {
+		name   string
+		faults []fault.Spec
+	}{
+		{"no faults", nil},
+		{"another port", []fault.Spec{{Drop: 0.1, Port: 2}}},
+		{"drop", []fault.Spec{{Drop: 0.1, Port: 1, All: true}}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			e, err := bmv2.NewEngine(bmv2.Config{Faults: c.faults})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer e.Close()
+			if err := e.Attach(1, func([]byte) {}); err != nil {
+				b.Fatal(err)
+			}
+			frame := toPort(2, 1)
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := e.Inject(1, frame); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
 

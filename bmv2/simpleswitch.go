@@ -89,6 +89,9 @@ func startSimpleSwitch(ctx context.Context, cfg SimpleSwitchConfig) (*SimpleSwit
 	if cfg.PcapFile != "" {
 		return nil, fmt.Errorf("capture file %s: only the engine writes one itself", cfg.PcapFile)
 	}
+	if len(cfg.Faults) != 0 {
+		return nil, errors.New("only the engine damages frames itself: have it done on the links")
+	}
 	binary, err := FindSimpleSwitch(cfg.Binary)
 	if err != nil {
 		return nil, err

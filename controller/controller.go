@@ -290,6 +290,12 @@ func (c *Controller) doServer(ctx context.Context, s step) (sent bool, err error
 		_, err = client.Remove(ctx, &api.RemoveRequest{Job: uint32(s.key.job), Epoch: uint32(s.key.epoch)})
 		return true, err
 	}
+	if s.arm {
+		_, err = client.Arm(ctx, &api.ArmRequest{
+			Job: uint32(s.key.job), Epoch: uint32(s.key.epoch), NextEpoch: uint32(s.plan.next),
+		})
+		return true, err
+	}
 	_, err = client.Install(ctx, &api.ServerPlan{
 		Job:        uint32(s.key.job),
 		Epoch:      uint32(s.key.epoch),

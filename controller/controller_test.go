@@ -115,6 +115,18 @@ func (a *fakeAgent) Install(_ context.Context, p *api.ServerPlan) (*api.InstallR
 	return &api.InstallReply{}, nil
 }
 
+func (a *fakeAgent) Arm(_ context.Context, r *api.ArmRequest) (*api.ArmReply, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.calls = append(a.calls, fmt.Sprintf("arm job %d epoch %d with %d", r.Job, r.Epoch, r.NextEpoch))
+	p := a.plans[planKey{a.name, uint16(r.Job), uint16(r.Epoch)}]
+	if p == nil {
+		return nil, status.Error(codes.NotFound, "no such plan")
+	}
+	p.NextEpoch = r.NextEpoch
+	return &api.ArmReply{}, nil
+}
+
 func (a *fakeAgent) Remove(_ context.Context, r *api.RemoveRequest) (*api.RemoveReply, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

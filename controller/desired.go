@@ -16,6 +16,7 @@ const (
 	phaseGroup                // who gets copies
 	phaseMember               // who may send, and the way to and from the servers
 	phasePlan                 // from here on the switch sums
+	phaseArmed                // a plan that announces another one, here or on a server
 	phaseJob                  // from here on the switch knows the job
 	numPhases
 )
@@ -37,7 +38,8 @@ type planKey struct {
 type serverPlan struct {
 	ranks          uint64
 	chunks, rounds uint32
-	doubt          bool // installed or not
+	next           uint16 // epoch that it announces, 0 = none
+	doubt          bool   // installed or not
 }
 
 // objects is what is installed somewhere, or is to be: plain data.
@@ -96,22 +98,42 @@ func desiredBase(cfg *Config) objects {
 	return out
 }
 
-// desiredJob returns what a job needs: its plan on the servers from its creation on, and on the switch once all its
+// desiredJob returns what a job needs: its plans on the servers from its creation on, and on the switch once all its
 // ranks have joined.
 func desiredJob(in *intent, j *job) objects {
 	out := newObjects()
-	for _, name := range j.decision.Servers {
-		out.plans[planKey{name, j.id, j.epoch}] = serverPlan{ranks: j.ranks(), chunks: j.chunks(), rounds: serverRounds}
+	for _, p := range j.plans() {
+		next := j.announced(p)
+		for i, name := range p.decision.Servers {
+			s := serverPlan{ranks: j.ranks(), chunks: j.chunks(), rounds: serverRounds}
+			if i == 0 {
+				// Chunk 0 of every round, which alone announces, belongs to the first server (chunk mod number of servers).
+				s.next = next
+			}
+			out.plans[planKey{name, j.id, p.epoch}] = s
+		}
+		if j.members != nil {
+			desiredPlan(out, in, j, p, next)
+		}
 	}
-	if j.members == nil {
-		return out
+	if j.members != nil {
+		out.add(phaseJob, p4rt.Entry{
+			Table:  tableJob,
+			Match:  []p4rt.Match{{Field: fieldJob, Value: num(j.id)}},
+			Action: actionKnown,
+		})
 	}
+	return out
+}
+
+// desiredPlan adds what a plan needs on the switch. What two plans of a job have in common is added twice, and equal.
+func desiredPlan(out objects, in *intent, j *job, p plan, next uint16) {
 	key := func(more ...p4rt.Match) []p4rt.Match {
 		return append([]p4rt.Match{
-			{Field: fieldJob, Value: num(j.id)}, {Field: fieldEpoch, Value: num(j.epoch)},
+			{Field: fieldJob, Value: num(j.id)}, {Field: fieldEpoch, Value: num(p.epoch)},
 		}, more...)
 	}
-	all, cohort := p4rt.Group{ID: uint32(j.groupAll())}, p4rt.Group{ID: uint32(j.groupCohort())}
+	all, cohort := p4rt.Group{ID: uint32(j.groupAll())}, p4rt.Group{ID: uint32(j.groupCohort(p))}
 	for rank, m := range j.members {
 		rid := j.rids.base + rank
 		bit := uint64(1) << rank
@@ -128,12 +150,12 @@ func desiredJob(in *intent, j *job) objects {
 				{Name: "bit_", Value: num(bit)},
 			},
 		}
-		if j.decision.Cohort&bit != 0 {
+		if p.decision.Cohort&bit != 0 {
 			cohort.Replicas = append(cohort.Replicas, copyTo)
 			admit.Action = actionSummed
 			admit.Params = append(admit.Params,
-				p4rt.Param{Name: "base", Value: num(j.half())},
-				p4rt.Param{Name: "mask", Value: num(2*j.decision.Pool - 1)})
+				p4rt.Param{Name: "base", Value: num(j.half(p))},
+				p4rt.Param{Name: "mask", Value: num(2*p.decision.Pool - 1)})
 		}
 		out.add(phaseMember, admit)
 		out.add(phaseReplica, p4rt.Entry{
@@ -151,11 +173,11 @@ func desiredJob(in *intent, j *job) objects {
 
 	// Only a server answers the cohort as such: with an ACK of a PARTIAL.
 	cohortGroup := 0
-	if len(j.decision.Servers) > 0 && bits.OnesCount64(j.decision.Cohort) > 0 {
-		cohortGroup = j.groupCohort()
+	if len(p.decision.Servers) > 0 && bits.OnesCount64(p.decision.Cohort) > 0 {
+		cohortGroup = j.groupCohort(p)
 		out.add(phaseGroup, cohort)
 	}
-	for i, name := range j.decision.Servers {
+	for i, name := range p.decision.Servers {
 		s := in.server(name)
 		out.add(phaseMember, p4rt.Entry{
 			Table:  tableServer,
@@ -175,26 +197,25 @@ func desiredJob(in *intent, j *job) objects {
 			},
 		})
 	}
-	final := 0
-	if len(j.decision.Servers) == 0 {
-		final = 1
+	final, phase := 0, phasePlan
+	if next != 0 {
+		phase = phaseArmed
 	}
-	out.add(phasePlan, p4rt.Entry{
+	if len(p.decision.Servers) == 0 {
+		final = 1
+	} else {
+		next = 0 // the server's to announce
+	}
+	out.add(phase, p4rt.Entry{
 		Table:  tablePlan,
 		Match:  key(),
 		Action: actionSetPlan,
 		Params: []p4rt.Param{
-			{Name: "expected", Value: num(j.decision.Cohort)},
+			{Name: "expected", Value: num(p.decision.Cohort)},
 			{Name: "final", Value: num(final)},
-			{Name: "servers", Value: num(len(j.decision.Servers))},
+			{Name: "servers", Value: num(len(p.decision.Servers))},
 			{Name: "group", Value: num(j.groupAll())},
-			{Name: "next_epoch", Value: num(0)},
+			{Name: "next_epoch", Value: num(next)},
 		},
 	})
-	out.add(phaseJob, p4rt.Entry{
-		Table:  tableJob,
-		Match:  []p4rt.Match{{Field: fieldJob, Value: num(j.id)}},
-		Action: actionKnown,
-	})
-	return out
 }

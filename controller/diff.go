@@ -13,6 +13,7 @@ import (
 type step struct {
 	server   string // a server's name; empty = the switch
 	remove   bool   // otherwise install, or change to what is wanted
+	arm      bool   // of a server: only have the plan announce another
 	entities []p4rt.Entity
 	key      planKey    // of a server
 	plan     serverPlan // of a server, when it is installed
@@ -24,6 +25,9 @@ func (s step) String() string {
 	if s.remove {
 		verb = "remove"
 	}
+	if s.arm {
+		return fmt.Sprintf("announce epoch %d in plan of job %d epoch %d on server %s", s.plan.next, s.key.job, s.key.epoch, s.server)
+	}
 	if s.server != "" {
 		return fmt.Sprintf("%s plan of job %d epoch %d on server %s", verb, s.key.job, s.key.epoch, s.server)
 	}
@@ -31,16 +35,21 @@ func (s step) String() string {
 }
 
 // diff returns the steps that turn have into want, make before break: plans on servers first, then the switch from
-// what nothing depends on to what admits packets; only then, in the reverse order, what is no longer wanted. Whoever
-// stops after any step, or within one, leaves nothing that refers to what is not there.
+// what nothing depends on to what admits packets; then, since the next plan is complete, what announces it; only then,
+// in the reverse order, what is no longer wanted. Whoever stops after any step, or within one, leaves nothing that refers
+// to what is not there.
 func diff(have, want objects) []step {
 	var steps []step
 	byPlan := func(a, b planKey) int {
 		return cmp.Or(cmp.Compare(a.server, b.server), cmp.Compare(a.job, b.job), cmp.Compare(a.epoch, b.epoch))
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(want.plans), byPlan) {
-		if p, ok := have.plans[k]; !ok || p != want.plans[k] {
-			steps = append(steps, step{server: k.server, key: k, plan: want.plans[k]})
+		p, w := have.plans[k], want.plans[k]
+		if p.next = w.next; p != w {
+			// It announces nothing until the rest is there. One that did so before may pause: what a slot has announced it
+			// remembers, and who has heard it does not forget.
+			w.next = 0
+			steps = append(steps, step{server: k.server, key: k, plan: w})
 		}
 	}
 	var install, remove [numPhases][]p4rt.Entity
@@ -59,6 +68,16 @@ func diff(have, want objects) []step {
 	for _, entities := range install {
 		if len(entities) > 0 {
 			steps = append(steps, step{entities: entities})
+		}
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(want.plans), byPlan) {
+		p, w := have.plans[k], want.plans[k]
+		announces := p.next
+		if p.next = w.next; p != w {
+			announces = 0 // installed anew above
+		}
+		if announces != w.next {
+			steps = append(steps, step{server: k.server, key: k, plan: w, arm: true})
 		}
 	}
 	for _, entities := range slices.Backward(remove[:]) {

@@ -35,14 +35,20 @@ type intent struct {
 
 // job is one incarnation of a job.
 type job struct {
-	spec     JobSpec
-	id       uint16
+	spec    JobSpec
+	id      uint16
+	plan             // the one that rounds run under, or the newer one once nobody needs the older
+	change  *change  // nil = the plan does not change
+	lease   span     // of switch slots, policy.SlotsPerPool * pool of them, for both halves
+	rids    span     // egress_rid of rank r is rids.base + r
+	groups  span     // multicast groups: all ranks, then the cohort of each half
+	members []member // by rank; nil until all ranks have joined
+}
+
+// plan is one version of a job's plan.
+type plan struct {
 	epoch    uint16
 	decision policy.Decision
-	lease    span     // of switch slots, policy.SlotsPerPool * pool of them, for both halves
-	rids     span     // egress_rid of rank r is rids.base + r
-	groups   span     // multicast groups: all ranks, then the cohort
-	members  []member // by rank; nil until all ranks have joined
 }
 
 // member is where a rank is: its host, and the UDP port that it receives at.
@@ -59,13 +65,16 @@ func (j *job) chunks() uint32 {
 // ranks returns the mask of all ranks.
 func (j *job) ranks() uint64 { return 1<<uint(j.spec.Ranks) - 1 }
 
-// half returns the first slot of the epoch's half of the lease.
-func (j *job) half() int {
-	return j.lease.base + int(j.epoch%2)*2*j.decision.Pool
+// half returns the first slot of a plan's half of the lease. The pool is the same in every plan of a job.
+func (j *job) half(p plan) int {
+	return j.lease.base + int(p.epoch%2)*2*p.decision.Pool
 }
 
-func (j *job) groupAll() int    { return j.groups.base }
-func (j *job) groupCohort() int { return j.groups.base + 1 }
+// Multicast groups. The ranks are the same in every plan; a cohort is its plan's own.
+const groupsPerJob = 3
+
+func (j *job) groupAll() int          { return j.groups.base }
+func (j *job) groupCohort(p plan) int { return j.groups.base + 1 + int(p.epoch%2) }
 
 // span is a range of numbers: base, base+1, ... of them size.
 type span struct{ base, size int }
@@ -167,7 +176,7 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := &job{spec: spec, epoch: in.firstEpoch(), decision: decision}
+	j := &job{spec: spec, plan: plan{in.firstEpoch(), decision}}
 	var ok bool
 	if j.lease, ok = firstFit(in.taken(func(j *job) span { return j.lease }), 0, in.slots,
 		policy.SlotsPerPool*decision.Pool); !ok {
@@ -178,8 +187,8 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 	if j.rids, ok = firstFit(in.taken(func(j *job) span { return j.rids }), 1, 1<<16, spec.Ranks); !ok {
 		return nil, &exhaustedError{"replica numbers in a row", spec.Ranks, 0, "remove a job"}
 	}
-	if j.groups, ok = firstFit(in.taken(func(j *job) span { return j.groups }), floodGroup+1, p4rt.MaxGroup+1, 2); !ok {
-		return nil, &exhaustedError{"multicast groups in a row", 2, 0, "remove a job"}
+	if j.groups, ok = firstFit(in.taken(func(j *job) span { return j.groups }), floodGroup+1, p4rt.MaxGroup+1, groupsPerJob); !ok {
+		return nil, &exhaustedError{"multicast groups in a row", groupsPerJob, 0, "remove a job"}
 	}
 	if err := in.checkTables(j); err != nil {
 		return nil, err
@@ -192,8 +201,12 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 // renew makes a fresh incarnation of a job: packets of the old one must not count in the new one.
 func (in *intent) renew(j *job) {
 	j.id = in.freshID()
-	j.epoch = in.firstEpoch()
 	j.members = nil
+	if j.change != nil { // what was asked for last holds
+		j.plan = j.change.to
+		j.change = nil
+	}
+	j.epoch = in.firstEpoch()
 }
 
 // freshID returns an id that no live job has, and that was not in use for as long as possible: ids go round.
@@ -212,6 +225,9 @@ func (in *intent) freshID() uint16 {
 func (in *intent) checkTables(j *job) error {
 	need, used := tableUse(j), map[string]int{tableIPv4: len(in.cfg.Hosts) + len(in.cfg.Servers), tableARP: 1}
 	for _, other := range in.jobs {
+		if other == j {
+			continue
+		}
 		for name, n := range tableUse(other) {
 			used[name] += n
 		}
@@ -226,9 +242,12 @@ func (in *intent) checkTables(j *job) error {
 
 // tableUse returns the number of entries that a job takes when all its ranks have joined.
 func tableUse(j *job) map[string]int {
-	servers := len(j.decision.Servers)
-	return map[string]int{
-		tableJob: 1, tablePlan: 1, tableMember: j.spec.Ranks, tableReplica: j.spec.Ranks,
-		tableServer: servers, tableReturning: servers,
+	use := map[string]int{tableJob: 1, tableReplica: j.spec.Ranks}
+	for _, p := range j.plans() {
+		use[tablePlan]++
+		use[tableMember] += j.spec.Ranks
+		use[tableServer] += len(p.decision.Servers)
+		use[tableReturning] += len(p.decision.Servers)
 	}
+	return use
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"xagg/policy"
+	"xagg/wire"
 )
 
 // state is how far an incarnation of a job is.
@@ -40,6 +41,7 @@ type rendezvous struct {
 type seat struct {
 	member member
 	digest string
+	epoch  uint16 // of the plan that it has begun a round under, as far as it has told; 0 = it has told nothing
 }
 
 func newRendezvous(j *job) *rendezvous {
@@ -57,6 +59,27 @@ func (r *rendezvous) joined() (mask uint64) {
 		}
 	}
 	return mask
+}
+
+// reached notes that a rank has begun a round under a plan. A report that comes late says nothing new.
+func (r *rendezvous) reached(rank int, epoch uint16) {
+	if s := r.seats[rank]; s.epoch == 0 || wire.SerialLess16(s.epoch, epoch) {
+		s.epoch = epoch
+	}
+}
+
+// behind returns the mask of ranks that may need a plan older than epoch: that have not begun a round under it, and so
+// may lack a result of the rounds before. Who has left has them all.
+func (r *rendezvous) behind(epoch uint16) (mask uint64) {
+	if r.ended() {
+		return 0
+	}
+	for rank, s := range r.seats {
+		if s != nil && s.epoch != epoch {
+			mask |= 1 << rank
+		}
+	}
+	return mask &^ r.left
 }
 
 // ended reports whether nobody can join any more.

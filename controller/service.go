@@ -31,6 +31,7 @@ func apiError(err error) error {
 		existErr *existsError
 		fullErr  *exhaustedError
 		seatErr  *seatError
+		changing *changeError
 	)
 	code := codes.Unknown
 	switch {
@@ -42,7 +43,7 @@ func apiError(err error) error {
 		code = codes.ResourceExhausted
 	case errors.As(err, &existErr):
 		code = codes.AlreadyExists
-	case errors.As(err, &seatErr):
+	case errors.As(err, &seatErr), errors.As(err, &changing):
 		code = codes.FailedPrecondition
 	case errors.Is(err, errNotReady):
 		code = codes.Unavailable
@@ -66,21 +67,27 @@ func (s *service) Status(ctx context.Context, _ *api.StatusRequest) (*api.Status
 // CreateJob implements the API.
 func (s *service) CreateJob(_ context.Context, req *api.CreateJobRequest) (*api.Job, error) {
 	spec := JobSpec{Name: req.GetName(), Ranks: int(req.GetRanks()), MaxElems: req.GetMaxElems()}
-	if p := req.GetPolicy(); p != nil {
-		rule := policy.Static{
-			Rule: p.GetRule(), Mode: policy.Mode(p.GetMode()), Servers: p.GetServers(), Pool: int(p.GetPool()),
-		}
-		for _, r := range p.GetSteer() {
-			rule.Steer = append(rule.Steer, int(r))
-		}
-		spec.Policy = &rule
-	}
+	spec.Policy = ruleOf(req.GetPolicy())
 	// Not the caller's context: a caller that goes away must not leave half a job.
 	job, err := s.c.createJob(s.ctx, spec)
 	if err != nil {
 		return nil, apiError(err)
 	}
 	return job, nil
+}
+
+// ruleOf returns the rule that a request asks for, nil = none.
+func ruleOf(p *api.Policy) *policy.Static {
+	if p == nil {
+		return nil
+	}
+	rule := policy.Static{
+		Rule: p.GetRule(), Mode: policy.Mode(p.GetMode()), Servers: p.GetServers(), Pool: int(p.GetPool()),
+	}
+	for _, r := range p.GetSteer() {
+		rule.Steer = append(rule.Steer, int(r))
+	}
+	return &rule
 }
 
 // createJob plans a job and installs its part on the servers; when that fails the job is no more.
@@ -344,6 +351,7 @@ func (c *Controller) leave(req *api.LeaveRequest) (*rendezvous, error) {
 	if err := meet.leave(int(req.GetRank())); err != nil {
 		return nil, apiError(err)
 	}
+	c.links.announce() // a change of plan may have waited for it
 	c.log.Info("rank left", "job", meet.job, "rank", req.GetRank(), "all", meet.state == stateFinished)
 	return meet, nil
 }
@@ -364,6 +372,7 @@ func (c *Controller) describe(j *job) *api.Job {
 		Joined:      meet.joined(),
 		Left:        meet.left,
 		State:       string(meet.state),
+		Change:      describeChange(j.change, meet),
 	}
 	switch {
 	case meet.err != nil:

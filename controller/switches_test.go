@@ -133,6 +133,44 @@ func testSwitch(t *testing.T, address string) {
 		if err := session.Upsert(ctx, entities...); err != nil {
 			t.Errorf("upsert of what is there: %v", err)
 		}
+
+		// The plan changes twice, through every mode. At the end nothing of a plan that was left is there.
+		for _, name := range []string{"switch", "one server"} {
+			got, err := c.steer(ctx, "a", steered[name])
+			if err != nil || got.Change == nil {
+				t.Fatalf("steer to %s: %v, %v", name, got, err)
+			}
+			c.mu.Lock()
+			want := desiredJob(&c.intent, j)
+			c.mu.Unlock()
+			maps.Copy(want.entities, c.base.entities)
+			checkInstalled(t, ctx, session, want)
+			for rank := range uint32(4) {
+				if err := c.report(&api.ReportRequest{Job: "a", Rank: rank, Id: uint32(j.id), Epoch: got.Change.Epoch}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for changing := true; changing; {
+				changed := c.links.changed()
+				c.mu.Lock()
+				changing = j.change != nil
+				c.mu.Unlock()
+				if !changing {
+					break
+				}
+				select {
+				case <-changed:
+				case <-ctx.Done():
+					t.Fatalf("the change to %s does not end", name)
+				}
+			}
+			want = desiredJob(&c.intent, j)
+			if n := len(want.entities); name == "switch" && n != 1+1+4+4+1 { // job, plan, members, replicas, the group of all
+				t.Errorf("%d entities in mode switch, want 11", n)
+			}
+			maps.Copy(want.entities, c.base.entities)
+			checkInstalled(t, ctx, session, want)
+		}
 		cancel()
 		if err := <-done; err != nil {
 			t.Fatal(err)

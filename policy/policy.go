@@ -30,6 +30,8 @@ type Input struct {
 	Ranks   int      // number of workers, 1..64
 	Servers []string // names of the aggregation servers there are
 	Slots   int      // slots of the switch that no job has leased
+	// Pool is what a job that runs already has leased: the slots per version of whatever plan it gets. 0 = it has none.
+	Pool int
 }
 
 // Plan says where each rank of a job is summed. Cohort and Steered are disjoint and cover the ranks.
@@ -63,6 +65,12 @@ func defaultPool(p Plan) int {
 		pool /= 2
 	}
 	return pool
+}
+
+// SteerablePool returns the default pool of the plan with the longest queues that a job of so many ranks may get: all of
+// them steered to one server. A job keeps its pool when its plan changes.
+func SteerablePool(ranks int) int {
+	return defaultPool(Plan{Steered: allRanks(ranks), Servers: make([]string, 1)})
 }
 
 // Decision is a plan with the reason for it.

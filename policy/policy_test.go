@@ -142,6 +142,49 @@ func TestDecideRefuses(t *testing.T) {
 	}
 }
 
+// TestPoolStays: a job that runs keeps its pool, whatever its next plan, and is told when that is too large for it.
+func TestPoolStays(t *testing.T) {
+	place := Input{Job: "train", Ranks: 4, Servers: []string{"s0", "s1"}, Pool: 32}
+	for _, tt := range []struct {
+		rule Static
+		why  string // the end of the explanation
+	}{
+		{Static{}, "the switch sums all (0-3); pool 32 stays"},
+		{Static{Pool: 32}, "the switch sums all (0-3); pool 32 stays"},
+		{Static{Mode: ModeServer}, "are steered to servers s0, s1; pool 32 stays"},
+		{Static{Mode: ModeServer, Servers: []string{"s1"}},
+			"are steered to server s1; pool 32 stays, though with more than 16 a port's queue may overflow under this plan"},
+	} {
+		d, err := tt.rule.Decide(place)
+		if err != nil || d.Pool != 32 || !strings.HasSuffix(d.Explanation, tt.why) {
+			t.Errorf("%+v: pool %d, %q, %v", tt.rule, d.Pool, d.Explanation, err)
+		}
+	}
+	_, err := Static{Pool: 16}.Decide(place)
+	if want := "pool: 16, but the job was created with a pool of 32, which stays; leave it out"; err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
+
+// TestSteerablePool: it is no larger than the default pool of any plan.
+func TestSteerablePool(t *testing.T) {
+	for ranks, want := range map[int]int{1: 32, 2: 32, 4: 16, 5: 8, 16: 4, 64: 1} {
+		if got := SteerablePool(ranks); got != want {
+			t.Errorf("%d ranks: %d, want %d", ranks, got, want)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		in := Input{Job: "j", Ranks: rapid.IntRange(1, 64).Draw(t, "ranks"), Servers: []string{"s0", "s1"}, Slots: 4096}
+		rule := Static{
+			Mode:  rapid.SampledFrom([]Mode{ModeSwitch, ModeServer, ModeHybrid}).Draw(t, "mode"),
+			Steer: rapid.SliceOfNDistinct(rapid.IntRange(0, 63), 0, 5, rapid.ID).Draw(t, "steer"),
+		}
+		if d, err := rule.Decide(in); err == nil && d.Pool < SteerablePool(in.Ranks) {
+			t.Fatalf("%s has a pool of %d, less than %d", d.Explanation, d.Pool, SteerablePool(in.Ranks))
+		}
+	})
+}
+
 // TestPlanCoversTheRanks: whatever is asked for, a plan that is given is one that the data plane can run.
 func TestPlanCoversTheRanks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

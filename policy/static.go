@@ -121,6 +121,14 @@ func (s Static) Decide(in Input) (Decision, error) {
 				"a cohort has at least 2, otherwise use mode %q", len(s.Steer), in.Ranks, n, ModeServer)
 		}
 	}
+	if in.Pool != 0 {
+		if s.Pool != 0 && s.Pool != in.Pool {
+			return Decision{}, fieldf("pool", "%d, but the job was created with a pool of %d, which stays; leave it out",
+				s.Pool, in.Pool)
+		}
+		plan.Pool = in.Pool
+		return Decision{Plan: plan, Explanation: s.explain(in, plan)}, nil
+	}
 	if plan.Pool == 0 {
 		plan.Pool = defaultPool(plan)
 	}
@@ -157,6 +165,13 @@ func (s Static) explain(in Input, p Plan) string {
 	case ModeHybrid:
 		fmt.Fprintf(&b, "the switch sums %s and %s are steered to %s, which closes chunks",
 			FormatMask(p.Cohort), FormatMask(p.Steered), serverList(p.Servers))
+	}
+	if in.Pool != 0 {
+		fmt.Fprintf(&b, "; pool %d stays", p.Pool)
+		if fit := defaultPool(p); fit < p.Pool {
+			fmt.Fprintf(&b, ", though with more than %d a port's queue may overflow under this plan", fit)
+		}
+		return b.String()
 	}
 	fmt.Fprintf(&b, "; pool %d takes %d of %d free slots", p.Pool, SlotsPerPool*p.Pool, in.Slots)
 	return b.String()

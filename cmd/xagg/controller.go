@@ -152,13 +152,14 @@ func newJobCommand(env *env) *cobra.Command {
 	var client controllerClient
 	cmd := &cobra.Command{
 		Use:   "job",
-		Short: "Create, remove and show jobs",
+		Short: "Create, steer, remove and show jobs",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	client.flags(cmd)
 	cmd.AddCommand(
 		newJobCreateCommand(env, &client),
+		newJobSteerCommand(env, &client),
 		newJobRemoveCommand(env, &client),
 		newJobListCommand(env, &client),
 		newJobShowCommand(env, &client),
@@ -168,9 +169,7 @@ func newJobCommand(env *env) *cobra.Command {
 
 func newJobCreateCommand(env *env, client *controllerClient) *cobra.Command {
 	var ranks, maxElems uint32
-	var mode string
-	var rule api.Policy
-	var steer []uint
+	var rule ruleFlags
 	cmd := &cobra.Command{
 		Use:   "create NAME --ranks N --max-elems N",
 		Short: "Create a job, so that its workers can join",
@@ -179,14 +178,8 @@ func newJobCreateCommand(env *env, client *controllerClient) *cobra.Command {
 			if ranks == 0 || maxElems == 0 {
 				return usagef("--ranks and --max-elems are needed: how many workers, and the lanes of their largest vector")
 			}
-			req := &api.CreateJobRequest{Name: args[0], Ranks: ranks, MaxElems: maxElems}
-			if mode != "" {
-				req.Policy = &rule
-				rule.Rule, rule.Mode = policy.RuleStatic, mode
-				for _, r := range steer {
-					rule.Steer = append(rule.Steer, uint32(r))
-				}
-			} else if len(steer) > 0 || len(rule.Servers) > 0 || rule.Pool != 0 {
+			req := &api.CreateJobRequest{Name: args[0], Ranks: ranks, MaxElems: maxElems, Policy: rule.policy()}
+			if req.Policy == nil && rule.given() {
 				return usagef("--steer, --servers and --pool belong to a --mode; without one the controller's policy decides")
 			}
 			return client.call(cmd.Context(), func(ctx context.Context, ctl api.ControllerClient) error {
@@ -200,10 +193,68 @@ func newJobCreateCommand(env *env, client *controllerClient) *cobra.Command {
 	}
 	cmd.Flags().Uint32Var(&ranks, "ranks", 0, "number of workers, 1..64")
 	cmd.Flags().Uint32Var(&maxElems, "max-elems", 0, "lanes of the largest vector")
-	cmd.Flags().StringVar(&mode, "mode", "", "who sums: switch, server, hybrid (default: what the controller's policy says)")
-	cmd.Flags().UintSliceVar(&steer, "steer", nil, "ranks that go to a server (mode hybrid)")
-	cmd.Flags().StringSliceVar(&rule.Servers, "servers", nil, "names of the servers (default: all)")
-	cmd.Flags().Uint32Var(&rule.Pool, "pool", 0, "slots per version, a power of two (default: the policy's)")
+	rule.flags(cmd, " (default: what the controller's policy says)")
+	cmd.Flags().Uint32Var(&rule.pool, "pool", 0, "slots per version, a power of two (default: the policy's)")
+	return cmd
+}
+
+// ruleFlags are the flags that say who sums.
+type ruleFlags struct {
+	mode    string
+	steer   []uint
+	servers []string
+	pool    uint32
+}
+
+func (r *ruleFlags) flags(cmd *cobra.Command, modeDefault string) {
+	cmd.Flags().StringVar(&r.mode, "mode", "", "who sums: switch, server, hybrid"+modeDefault)
+	cmd.Flags().UintSliceVar(&r.steer, "steer", nil, "ranks that go to a server (mode hybrid)")
+	cmd.Flags().StringSliceVar(&r.servers, "servers", nil, "names of the servers (default: all)")
+}
+
+// given reports whether there is anything that needs a mode.
+func (r *ruleFlags) given() bool { return len(r.steer) > 0 || len(r.servers) > 0 || r.pool != 0 }
+
+// policy returns the rule, or nil without a mode.
+func (r *ruleFlags) policy() *api.Policy {
+	if r.mode == "" {
+		return nil
+	}
+	p := &api.Policy{Rule: policy.RuleStatic, Mode: r.mode, Servers: r.servers, Pool: r.pool}
+	for _, rank := range r.steer {
+		p.Steer = append(p.Steer, uint32(rank))
+	}
+	return p
+}
+
+func newJobSteerCommand(env *env, client *controllerClient) *cobra.Command {
+	var rule ruleFlags
+	cmd := &cobra.Command{
+		Use:   "steer NAME --mode MODE",
+		Short: "Change who sums, while the job runs",
+		Long: `Change who sums, while the job runs.
+
+The new plan is installed beside the old one and announced; the workers change to it between two rounds, all at the same
+one, and nothing stops. The command returns when the change is under way. 'xagg job show NAME' says what it waits for; it
+is over when every rank has finished the last round under the old plan. Until then another change is refused.`,
+		Example: `  xagg job steer train --mode hybrid --steer 3
+  xagg job steer train --mode server --servers s0
+  xagg job steer train --mode switch`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if rule.mode == "" {
+				return usagef("--mode is missing: who is to sum from now on")
+			}
+			return client.call(cmd.Context(), func(ctx context.Context, ctl api.ControllerClient) error {
+				job, err := ctl.Steer(ctx, &api.SteerRequest{Job: args[0], Policy: rule.policy()})
+				if err != nil {
+					return err
+				}
+				return client.printJob(env.stdout, job)
+			})
+		},
+	}
+	rule.flags(cmd, "")
 	return cmd
 }
 
@@ -312,6 +363,17 @@ type jobView struct {
 	Pool        uint32   `json:"pool"`
 	Chunks      uint32   `json:"chunks"`
 	Explanation string   `json:"explanation"`
+	// Change is there while the plan changes; the fields above are the old plan's until no rank needs it any more.
+	Change *changeView `json:"change,omitempty"`
+}
+
+type changeView struct {
+	Epoch       uint32   `json:"epoch"`
+	Cohort      string   `json:"cohort"`
+	Servers     []string `json:"servers"`
+	Explanation string   `json:"explanation"`
+	Behind      string   `json:"behind"` // ranks that have not finished the last round of the old plan
+	WaitsFor    string   `json:"waits_for"`
 }
 
 func viewStatus(r *api.StatusReply) *statusView {
@@ -350,10 +412,18 @@ func viewJob(j *api.Job) jobView {
 	if servers == nil {
 		servers = []string{}
 	}
+	var change *changeView
+	if c := j.GetChange(); c != nil {
+		change = &changeView{
+			Epoch: c.GetEpoch(), Cohort: policy.FormatMask(c.GetCohort()), Servers: append([]string{}, c.GetServers()...),
+			Explanation: c.GetExplanation(), Behind: policy.FormatMask(c.GetBehind()), WaitsFor: c.GetWaitsFor(),
+		}
+	}
 	return jobView{
 		Name: j.GetName(), ID: j.GetId(), Epoch: j.GetEpoch(), State: j.GetState(), Error: j.GetError(), Ranks: j.GetRanks(),
 		Joined: policy.FormatMask(j.GetJoined()), Left: policy.FormatMask(j.GetLeft()), Cohort: policy.FormatMask(j.GetCohort()),
 		Servers: servers, Pool: j.GetPool(), Chunks: j.GetChunks(), Explanation: j.GetExplanation(),
+		Change: change,
 	}
 }
 
@@ -386,6 +456,11 @@ func (c *controllerClient) printJob(w io.Writer, job *api.Job) error {
 		fmt.Fprintf(tw, "plan\tcohort %s, servers %s, pool %d, %d chunks per round\n",
 			j.Cohort, listOrNone(j.Servers), j.Pool, j.Chunks)
 		fmt.Fprintf(tw, "why\t%s\n", j.Explanation)
+		if c := j.Change; c != nil {
+			fmt.Fprintf(tw, "changing\tto epoch %d: cohort %s, servers %s\n", c.Epoch, c.Cohort, listOrNone(c.Servers))
+			fmt.Fprintf(tw, "why\t%s\n", c.Explanation)
+			fmt.Fprintf(tw, "waits for\t%s\n", c.WaitsFor)
+		}
 	})
 }
 
@@ -422,6 +497,11 @@ func (v *statusView) text(w io.Writer) {
 		fmt.Fprintln(w)
 		jobTable(w, v.Jobs)
 	}
+	for _, j := range v.Jobs {
+		if c := j.Change; c != nil {
+			fmt.Fprintf(w, "job %s changes its plan to epoch %d and waits for %s\n", j.Name, c.Epoch, c.WaitsFor)
+		}
+	}
 }
 
 func readyWord(ready bool) string {
@@ -447,9 +527,9 @@ func countLine(w io.Writer, title string, counts map[string]uint64) {
 func jobTable(w io.Writer, jobs []jobView) {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	defer tw.Flush()
-	fmt.Fprintln(tw, "JOB\tID\tSTATE\tRANKS\tJOINED\tLEFT\tCOHORT\tSERVERS\tPOOL\tCHUNKS")
+	fmt.Fprintln(tw, "JOB\tID\tEPOCH\tSTATE\tRANKS\tJOINED\tLEFT\tCOHORT\tSERVERS\tPOOL\tCHUNKS")
 	for _, j := range jobs {
-		fmt.Fprintf(tw, "%s\t%d\t%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\n", j.Name, j.ID, j.State, j.Ranks, j.Joined, j.Left,
+		fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\n", j.Name, j.ID, j.Epoch, j.State, j.Ranks, j.Joined, j.Left,
 			j.Cohort, listOrNone(j.Servers), j.Pool, j.Chunks)
 	}
 }

@@ -19,6 +19,7 @@ func newDemoCommand(env *env) *cobra.Command {
 		modes      []string
 		stragglers []string
 		output     string
+		faults     faultFlags
 	)
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -29,6 +30,10 @@ func newDemoCommand(env *env) *cobra.Command {
   server   all ranks are steered to the server
   hybrid   the switch sums some ranks, the stragglers go to the server, which combines both
 
+and on request
+
+  steered  the plan changes at random while the job runs, with two servers
+
 and compare the integers that every worker receives with a plain loop's sum of the quantized inputs. Exit code 0 only
 if all are equal, and the same in all modes.
 
@@ -37,13 +42,19 @@ everything runs in one process.`,
 		Example: `  xagg demo
   xagg demo --mode hybrid --straggler 3=20ms --pcap demo.pcapng
   xagg demo --grads synthetic:1000000 --workers 8 --rounds 5 -o json
-  xagg demo --switch simple_switch_grpc`,
+  xagg demo --mode steered --rounds 50
+  xagg demo --switch simple_switch_grpc
+  xagg demo --fault drop=5%,reorder=5% --fault corrupt=1%,port=65`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
 				return usagef("--output %q: want text or json", output)
 			}
 			if err := prepareDemo(env, cmd, &opts, modes, stragglers); err != nil {
+				return err
+			}
+			var err error
+			if opts.Faults, err = faults.specs(); err != nil {
 				return err
 			}
 			opts.Log = env.log
@@ -69,13 +80,16 @@ everything runs in one process.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&modes, "mode", nil, "modes to run: switch, server, hybrid (default all that the workers allow)")
+	f.StringSliceVar(&modes, "mode", nil, "modes to run: switch, server, hybrid, steered (default the first three, as far as the workers allow)")
 	f.StringVar(&opts.Lab, "lab", "", "netns (hosts in network namespaces, XDP; needs root) or memory (one process); default: what the privileges allow")
 	f.StringVar(&opts.Switch, "switch", demo.SwitchEngine, "engine (embedded) or simple_switch_grpc (must be installed)")
 	f.StringVar(&opts.Grads, "grads", "", "directory with *rank{R}.npy, or synthetic:N for N lanes (default: the embedded gradients)")
 	f.IntVar(&opts.Workers, "workers", 0, "number of workers (default: the ranks of the gradients; 4 for synthetic ones)")
 	f.IntVar(&opts.Rounds, "rounds", 0, "all-reduces per mode (default: each step three times)")
 	f.StringArrayVar(&stragglers, "straggler", nil, "RANK=DELAY: this rank comes later to every all-reduce, and hybrid steers it")
+	faults.add(f)
+	f.BoolVar(&opts.NoChecksum, "no-checksum", false, "workers send without UDP checksums; damaged packets then show in the results' tags")
+	f.Uint64Var(&opts.Seed, "seed", 1, "of the plans that mode steered draws")
 	f.StringVar(&opts.Pcap, "pcap", "", "write all frames of all switch ports to this file, and check it")
 	f.DurationVar(&opts.Timeout, "timeout", 60*time.Second, "of one all-reduce")
 	f.StringVarP(&output, "output", "o", "text", "text or json")

@@ -19,6 +19,7 @@ func newSwitchCommand(env *env) *cobra.Command {
 		noP4       bool
 		interfaces []string
 		cfg        bmv2.Config
+		faults     faultFlags
 	)
 	cmd := &cobra.Command{
 		Use:         "switch [PROGRAM.json] [flags] [-- --grpc-server-addr ADDR --cpu-port N]",
@@ -51,6 +52,9 @@ Behind -- follow the options that simple_switch_grpc calls the target's:
 			if cfg.Ports, err = switchPorts(interfaces); err != nil {
 				return err
 			}
+			if cfg.Faults, err = faults.specs(); err != nil {
+				return err
+			}
 			if len(program) == 1 {
 				if cfg.Program, err = os.ReadFile(program[0]); err != nil {
 					return fmt.Errorf("read program: %w", err)
@@ -64,6 +68,7 @@ Behind -- follow the options that simple_switch_grpc calls the target's:
 	flags.BoolVar(&noP4, "no-p4", false, "start without a program and wait for a controller to push one")
 	flags.StringArrayVarP(&interfaces, "interface", "i", nil, "make a network interface a port: `PORT@IFACE`; repeatable")
 	flags.Uint64Var(&cfg.DeviceID, "device-id", 0, "P4Runtime device `id`")
+	faults.add(flags)
 	flags.StringVar(&cfg.PcapFile, "pcap", "", "write the frames of all ports to a pcapng `file`")
 	return cmd
 }

@@ -4,23 +4,28 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"xagg/api"
+	"xagg/bmv2/fault"
 	"xagg/lab"
 	"xagg/policy"
 	"xagg/wire"
 	"xagg/wire/check"
+	"xagg/worker"
 	"xagg/worker/grads"
 	"xagg/worker/replay"
 )
@@ -42,7 +47,7 @@ var Modes = []string{string(policy.ModeSwitch), string(policy.ModeServer), strin
 
 // Options say what a demo is to do.
 type Options struct {
-	Modes     []string              // some of Modes
+	Modes     []string              // some of Modes, and ModeSteered
 	Lab       string                // LabNetns or LabMemory
 	Switch    string                // SwitchEngine or SwitchSimpleSwitch; the latter in namespaces only
 	Workers   int                   // 1..64
@@ -51,10 +56,14 @@ type Options struct {
 	Rounds    int                   // all-reduces of a run; 0: what grads.Set.Schedule makes of it
 	Straggler map[int]time.Duration // by rank: how much later it comes to every all-reduce
 	Steer     []int                 // ranks that hybrid steers to the server; none: the stragglers, or else the last rank
-	Pcap      string                // file that all frames of all switch ports are written to and that is checked then
-	Timeout   time.Duration         // of one all-reduce
-	Progress  func(format string, args ...any)
-	Log       *slog.Logger
+	Faults    []fault.Spec          // what happens on the links of the switch's ports
+	// NoChecksum has the workers send without UDP checksums.
+	NoChecksum bool
+	Seed       uint64        // of the plans that ModeSteered draws
+	Pcap       string        // file that all frames of all switch ports are written to and that is checked then
+	Timeout    time.Duration // of one all-reduce
+	Progress   func(format string, args ...any)
+	Log        *slog.Logger
 }
 
 // UsageError is an error of options that do not fit each other.
@@ -88,8 +97,8 @@ func (o *Options) validate() error {
 		return usagef("%d rounds", o.Rounds)
 	}
 	for _, mode := range o.Modes {
-		if !slices.Contains(Modes, mode) {
-			return usagef("mode %q: want %q, %q or %q", mode, Modes[0], Modes[1], Modes[2])
+		if !slices.Contains(Modes, mode) && mode != ModeSteered {
+			return usagef("mode %q: want %q, %q, %q or %q", mode, Modes[0], Modes[1], Modes[2], ModeSteered)
 		}
 		if mode == string(policy.ModeHybrid) && o.Workers < 3 {
 			return usagef("mode hybrid with %d workers: it needs a rank to steer and two for the switch to sum", o.Workers)
@@ -110,6 +119,12 @@ func (o *Options) validate() error {
 		return usagef("switch %q: want %q or %q", o.Switch, SwitchEngine, SwitchSimpleSwitch)
 	case o.Switch == SwitchSimpleSwitch && o.Lab == LabMemory:
 		return usagef("the lab in memory has the embedded engine only; %s needs --lab %s", o.Switch, LabNetns)
+	}
+	if err := fault.Check(o.Faults); err != nil {
+		return &UsageError{err.Error()}
+	}
+	if o.Pcap != "" && slices.ContainsFunc(o.Faults, func(f fault.Spec) bool { return f.Corrupt > 0 }) {
+		return usagef("a capture that is to be checked and faults that corrupt packets do not go together: leave out one of them")
 	}
 	if len(o.Steer) == 0 {
 		for rank := range o.Straggler {
@@ -137,6 +152,8 @@ type testbed interface {
 	// run runs all workers of a job that exists, until they have left. take is called for every all-reduce of every
 	// rank, of one rank in order, from several goroutines; its error ends the run.
 	run(ctx context.Context, job string, take func(reduced) error) error
+	// faults returns what Options.Faults have done so far.
+	faults() []fault.PathCounts
 	// close removes the testbed.
 	close() error
 }
@@ -146,11 +163,21 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	topology, err := lab.Star(opts.Workers, 1)
+	servers := 1
+	if slices.Contains(opts.Modes, ModeSteered) {
+		servers = steeredServers
+	}
+	topology, err := lab.Star(opts.Workers, servers)
 	if err != nil {
 		return nil, err
 	}
-	opts.Progress("starting the lab: %s, %d workers, one switch (%s), one server", opts.Lab, opts.Workers, opts.Switch)
+	for _, f := range opts.Faults {
+		if !linked(topology, f.Port) {
+			return nil, usagef("fault %q: there is nothing at port %d; workers are at ports 1 to %d, the server is at port %d",
+				f, f.Port, opts.Workers, topology.Servers[0].Port)
+		}
+	}
+	opts.Progress("starting the lab: %s, %d workers, one switch (%s), servers: %d", opts.Lab, opts.Workers, opts.Switch, servers)
 	start := startNetns
 	if opts.Lab == LabMemory {
 		start = startMemory
@@ -197,6 +224,45 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 	return report, nil
 }
 
+// abortGrace is how long the workers of a job have to end by themselves when one of them has failed. The controller
+// tells them within moments, and what they say then belongs to the picture.
+const abortGrace = 2 * time.Second
+
+// eachRank runs work for all ranks and returns what they failed of: first and perhaps only the cause, then what that
+// meant for the others. ctx ends for them a while after the first has failed.
+func eachRank(ctx context.Context, ranks int, work func(ctx context.Context, rank int) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make([]error, ranks)
+	var group sync.WaitGroup
+	var once sync.Once
+	for rank := range ranks {
+		group.Go(func() {
+			if err := work(ctx, rank); err != nil {
+				errs[rank] = fmt.Errorf("worker %d: %w", rank, err)
+				once.Do(func() { time.AfterFunc(abortGrace, cancel) })
+			}
+		})
+	}
+	group.Wait()
+	slices.SortStableFunc(errs, func(a, b error) int { return cmp.Compare(consequence(a), consequence(b)) })
+	return errors.Join(errs...)
+}
+
+// consequence is 1 for an error that another worker's failure has brought about, and else 0.
+func consequence(err error) int {
+	if _, ok := errors.AsType[*worker.AbortError](err); ok || errors.Is(err, context.Canceled) {
+		return 1
+	}
+	return 0
+}
+
+// linked reports whether a fault's port has a host.
+func linked(t lab.Topology, port uint16) bool {
+	at := func(h lab.Host) bool { return port == 0 || h.Port == port }
+	return slices.ContainsFunc(t.Workers, at) || slices.ContainsFunc(t.Servers, at)
+}
+
 // runMode runs one job.
 func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Result, *verifier, error) {
 	fail := func(err error) (Result, *verifier, error) { return Result{}, nil, err }
@@ -216,6 +282,10 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 			req.Policy.Steer = append(req.Policy.Steer, uint32(rank))
 		}
 	}
+	if mode == ModeSteered {
+		req.Policy = &api.Policy{Rule: policy.RuleStatic, Mode: string(policy.ModeSwitch), Pool: uint32(policy.SteerablePool(opts.Workers))}
+	}
+	faults := bed.faults()
 	job, err := client.CreateJob(ctx, req)
 	if err != nil {
 		return fail(fmt.Errorf("create job: %w", err))
@@ -230,9 +300,22 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 	}
 	var mu sync.Mutex
 	slowest, finished := make([]float64, len(steps)), make([]int, len(steps))
+	plans := epochs{of: make([]uint16, len(steps))}
+	steering := steerer{
+		client: client, job: job.Name, ranks: opts.Workers, random: rand.New(rand.NewPCG(opts.Seed, 0)), progress: opts.Progress,
+	}
+	for _, s := range before.Servers {
+		steering.servers = append(steering.servers, s.Name)
+	}
+	var group errgroup.Group
+	steer, stop := context.WithCancel(ctx)
+	defer stop()
+	if mode == ModeSteered {
+		group.Go(func() error { return steering.run(steer) })
+	}
 	err = bed.run(ctx, job.Name, func(r reduced) error {
 		index := r.line.Index
-		wrong := v.check(r.rank, index, r.line.Exponent, r.sums)
+		wrong := errors.Join(v.check(r.rank, index, r.line.Exponent, r.sums), plans.agree(index, r.rank, r.line.Epoch))
 		mu.Lock()
 		defer mu.Unlock()
 		if wrong != nil && run.Exact {
@@ -250,11 +333,18 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 		}
 		return nil
 	})
-	if err != nil {
+	stop()
+	if err := errors.Join(err, group.Wait()); err != nil {
 		return fail(err)
 	}
 	if err := v.complete(); err != nil && run.Exact {
 		run.Exact, run.Error = false, err.Error()
+	}
+	if mode == ModeSteered {
+		run.Changes = plans.changes()
+		if err := steering.leftOver(ctx); err != nil {
+			return fail(err)
+		}
 	}
 	after, err := client.Status(ctx, &api.StatusRequest{})
 	if err != nil {
@@ -263,6 +353,11 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 	if _, err := client.RemoveJob(ctx, &api.RemoveJobRequest{Name: job.Name}); err != nil {
 		return fail(fmt.Errorf("remove job: %w", err))
 	}
+	run.Faults = since(faults, bed.faults())
+	run.Reasons = map[string]map[string]uint64{"switch": risen(before.GetSwitch().GetReasons(), after.GetSwitch().GetReasons())}
+	for i, server := range after.GetServers() {
+		run.Reasons[server.GetName()] = risen(before.GetServers()[i].GetReasons(), server.GetReasons())
+	}
 	run.Partials = sent(after, wire.TypePartial) - sent(before, wire.TypePartial)
 	if len(job.Servers) > 0 && len(after.Servers) > 0 {
 		run.XDPMode = after.Servers[0].GetInfo().GetMode()
@@ -270,6 +365,27 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 	run.SecondsPerAllreduce = median(slowest)
 	run.MaxAbsError, run.RelL2Error = v.maxAbs, v.relL2
 	return run, v, nil
+}
+
+// risen returns what counters have counted since before, without zeros.
+func risen(before, after map[string]uint64) map[string]uint64 {
+	counts := map[string]uint64{}
+	for name, n := range after {
+		if n -= before[name]; n != 0 {
+			counts[name] = n
+		}
+	}
+	return counts
+}
+
+// since returns what faults have done since before.
+func since(before, after []fault.PathCounts) []fault.PathCounts {
+	for i := range after {
+		if i < len(before) {
+			after[i].Sub(before[i].Counts)
+		}
+	}
+	return after
 }
 
 // sent returns how many packets of a type the switch has sent.

@@ -2,12 +2,10 @@ package demo
 
 import (
 	"context"
-	"fmt"
-
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"xagg/api"
+	"xagg/bmv2/fault"
 	"xagg/lab"
 	"xagg/lab/memory"
 	"xagg/wire"
@@ -22,7 +20,9 @@ type process struct {
 }
 
 func startMemory(ctx context.Context, topology lab.Topology, opts *Options) (testbed, error) {
-	l, err := memory.New(ctx, memory.Config{Topology: topology, PcapFile: opts.Pcap, Log: opts.Log})
+	l, err := memory.New(ctx, memory.Config{
+		Topology: topology, Faults: opts.Faults, NoChecksum: opts.NoChecksum, PcapFile: opts.Pcap, Log: opts.Log,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -31,19 +31,14 @@ func startMemory(ctx context.Context, topology lab.Topology, opts *Options) (tes
 
 func (p *process) controller() grpc.ClientConnInterface { return p.lab.Controller() }
 
+func (p *process) faults() []fault.PathCounts { return p.lab.Faults() }
+
 func (p *process) close() error { return p.lab.Close() }
 
 func (p *process) run(ctx context.Context, job string, take func(reduced) error) error {
-	group, ctx := errgroup.WithContext(ctx)
-	for rank := range p.opts.Workers {
-		group.Go(func() error {
-			if err := p.worker(ctx, job, rank, take); err != nil {
-				return fmt.Errorf("worker %d: %w", rank, err)
-			}
-			return nil
-		})
-	}
-	return group.Wait()
+	return eachRank(ctx, p.opts.Workers, func(ctx context.Context, rank int) error {
+		return p.worker(ctx, job, rank, take)
+	})
 }
 
 func (p *process) worker(ctx context.Context, job string, rank int, take func(reduced) error) error {

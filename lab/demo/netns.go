@@ -18,11 +18,11 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"xagg/api"
 	"xagg/bmv2/capture"
+	"xagg/bmv2/fault"
 	"xagg/internal/endpoint"
 	"xagg/lab"
 	"xagg/lab/netns"
@@ -55,7 +55,7 @@ func startNetns(ctx context.Context, topology lab.Topology, opts *Options) (test
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	spec := netns.Spec{}
+	spec := netns.Spec{Faults: opts.Faults}
 	for i, h := range append(append([]lab.Host{}, topology.Workers...), topology.Servers...) {
 		spec.Hosts = append(spec.Hosts, netns.Host{
 			Name: h.Name, Addr: netip.PrefixFrom(h.IP, 16), MAC: net.HardwareAddr(h.MAC[:]), Port: int(h.Port),
@@ -224,17 +224,9 @@ func tail(file string) string {
 }
 
 func (n *namespaces) run(ctx context.Context, job string, take func(reduced) error) error {
-	group, ctx := errgroup.WithContext(ctx)
-	for rank := range n.topology.Workers {
-		group.Go(func() error {
-			if err := n.worker(ctx, job, rank, take); err != nil {
-				return fmt.Errorf("worker %d: %w", rank, err)
-			}
-			return nil
-		})
-	}
-	err := group.Wait()
-	return errors.Join(err, n.dead())
+	return errors.Join(eachRank(ctx, len(n.topology.Workers), func(ctx context.Context, rank int) error {
+		return n.worker(ctx, job, rank, take)
+	}), n.dead())
 }
 
 // worker runs one worker process and takes what it writes: a JSON object per all-reduce on stdout, and its integers in
@@ -255,6 +247,9 @@ func (n *namespaces) worker(ctx context.Context, job string, rank int, take func
 		"--ip", host.IP.String(), "--rounds", strconv.Itoa(n.opts.Rounds), "--dump", dir, "--timeout", n.opts.Timeout.String()}
 	if n.opts.Grads != "" {
 		args = append(args, "--grads", n.opts.Grads)
+	}
+	if n.opts.NoChecksum {
+		args = append(args, "--no-checksum")
 	}
 	if delay := n.opts.Straggler[rank]; delay > 0 {
 		args = append(args, "--delay", delay.String())
@@ -313,6 +308,8 @@ func (n *namespaces) take(out io.Reader, dir string, rank int, take func(reduced
 	}
 	return lines.Err()
 }
+
+func (n *namespaces) faults() []fault.PathCounts { return n.lab.Faults() }
 
 func (n *namespaces) close() error {
 	var errs []error

@@ -4,8 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
+
+	"xagg/bmv2/fault"
+	"xagg/wire"
 )
 
 // SchemaVersion is the version of a Report's JSON form. It changes when a field changes its meaning or goes away.
@@ -21,7 +27,7 @@ type Report struct {
 
 // Result is what one job of the demo came to.
 type Result struct {
-	Mode       string `json:"mode"`   // switch, server or hybrid
+	Mode       string `json:"mode"`   // switch, server, hybrid or steered
 	Switch     string `json:"switch"` // engine or simple_switch_grpc
 	Lab        string `json:"lab"`    // netns or memory
 	Workers    int    `json:"workers"`
@@ -42,7 +48,13 @@ type Result struct {
 	Packets             uint64  `json:"packets"`  // that the workers sent
 	Partials            uint64  `json:"partials"` // that the switch sent
 	Resends             uint64  `json:"resends"`  // of the packets
-	Saturated           uint64  `json:"saturated_lanes"`
+	// Changes is how often the plan changed between two all-reduces, in all ranks at the same one.
+	Changes   int    `json:"changes,omitempty"`
+	Saturated uint64 `json:"saturated_lanes"`
+	// Reasons are the packets of the run by what the switch, and each server by its name, has done with them.
+	Reasons map[string]map[string]uint64 `json:"reasons"`
+	// Faults is what happened on the links on purpose.
+	Faults []fault.PathCounts `json:"faults,omitempty"`
 }
 
 // Capture is the verdict on a demo's own capture.
@@ -76,8 +88,29 @@ func (r *Report) WriteTable(w io.Writer) error {
 		return err
 	}
 	for _, run := range r.Runs {
+		if len(run.Faults) == 0 {
+			continue
+		}
+		var all fault.Counts
+		for _, c := range run.Faults {
+			all.Add(c.Counts)
+		}
+		fmt.Fprintf(w, "%s: links: %d frames, %d dropped, %d duplicated, %d reordered, %d delayed, %d corrupted\n", run.Mode,
+			all.Frames, all.Dropped, all.Duplicated, all.Reordered, all.Delayed, all.Corrupted)
+		for _, name := range slices.Sorted(maps.Keys(run.Reasons)) {
+			if len(run.Reasons[name]) != 0 {
+				fmt.Fprintf(w, "%s: %s:%s\n", run.Mode, name, list(run.Reasons[name]))
+			}
+		}
+	}
+	for _, run := range r.Runs {
 		if run.Error != "" {
 			fmt.Fprintf(w, "%s: not exact: %s\n", run.Mode, run.Error)
+		}
+	}
+	for _, run := range r.Runs {
+		if run.Mode == ModeSteered {
+			fmt.Fprintf(w, "steered: the plan changed %d times between %d all-reduces, for all workers at the same one\n", run.Changes, run.Allreduces)
 		}
 	}
 	switch {
@@ -94,6 +127,17 @@ func (r *Report) WriteTable(w io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// list spells counts by reason in the order of the reasons' codes.
+func list(counts map[string]uint64) string {
+	var b strings.Builder
+	for reason := range wire.Reason(wire.NumReasons) {
+		if n := counts[reason.String()]; n != 0 {
+			fmt.Fprintf(&b, " %s %d", reason, n)
+		}
+	}
+	return b.String()
 }
 
 func seconds(s float64) time.Duration {

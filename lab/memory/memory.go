@@ -19,6 +19,7 @@ import (
 
 	"xagg/api"
 	"xagg/bmv2"
+	"xagg/bmv2/fault"
 	"xagg/controller"
 	"xagg/internal/endpoint"
 	"xagg/lab"
@@ -31,6 +32,10 @@ type Config struct {
 	Topology lab.Topology
 	// Slots is the memory of every server, in slots of one chunk. 0 means [DefaultSlots].
 	Slots uint32
+	// Faults damage the links of the switch's ports; see [bmv2.Config].
+	Faults []fault.Spec
+	// NoChecksum has the workers send without UDP checksums.
+	NoChecksum bool
 	// PcapFile, if set, is a pcapng file that all frames of all switch ports are written to.
 	PcapFile string
 	// Log receives what switch and controller have to say; nil discards it.
@@ -43,6 +48,7 @@ const DefaultSlots = 1 << 20
 // Lab is a running lab.
 type Lab struct {
 	topology lab.Topology
+	checksum bool
 	engine   *bmv2.Engine
 	conn     *endpoint.Conn
 	group    errgroup.Group
@@ -68,7 +74,8 @@ func New(ctx context.Context, cfg Config) (*Lab, error) {
 		cfg.Slots = DefaultSlots
 	}
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
-	l := &Lab{topology: cfg.Topology, stop: stop, links: make([]atomic.Pointer[worker.FrameLink], len(cfg.Topology.Workers))}
+	l := &Lab{topology: cfg.Topology, checksum: !cfg.NoChecksum, stop: stop,
+		links: make([]atomic.Pointer[worker.FrameLink], len(cfg.Topology.Workers))}
 	if err := l.start(ctx, run, cfg); err != nil {
 		return nil, errors.Join(fmt.Errorf("start the lab in memory: %w", err), l.Close())
 	}
@@ -89,7 +96,7 @@ func (l *Lab) start(ctx, run context.Context, cfg Config) error {
 		return lis.DialContext(ctx)
 	}
 
-	engine, err := bmv2.NewEngine(bmv2.Config{CPUPort: lab.CPUPort, PcapFile: cfg.PcapFile, Log: cfg.Log})
+	engine, err := bmv2.NewEngine(bmv2.Config{CPUPort: lab.CPUPort, Faults: cfg.Faults, PcapFile: cfg.PcapFile, Log: cfg.Log})
 	if err != nil {
 		return err
 	}
@@ -161,13 +168,16 @@ func (l *Lab) Controller() grpc.ClientConnInterface { return l.conn }
 // Link returns a link of the worker with the given rank, at UDP port port. The newest link of a rank receives.
 func (l *Lab) Link(rank int, port uint16) worker.Link {
 	host := l.topology.Workers[rank]
-	link := worker.NewFrameLink(host.Addr(port), true, func(frame []byte) {
+	link := worker.NewFrameLink(host.Addr(port), l.checksum, func(frame []byte) {
 		// Frames that a closed engine refuses are lost like those of a link that is down.
 		_ = l.engine.Inject(host.Port, frame)
 	})
 	l.links[rank].Store(link)
 	return link
 }
+
+// Faults returns what Config.Faults have done so far.
+func (l *Lab) Faults() []fault.PathCounts { return l.engine.Faults() }
 
 // Close stops everything and waits for it. It may be called more than once.
 func (l *Lab) Close() error {

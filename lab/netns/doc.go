@@ -12,6 +12,9 @@
 // and a veth delivers natively transmitted frames only where its peer has a native XDP program, so that the port
 // named down carries one that passes everything.
 //
+// A link that a fault of [Spec.Faults] is about has the same namespace in its middle, and there instead of the bridge a
+// relay of this process, which damages what it carries. So any switch can be tested on bad links.
+//
 // Hosts see ordinary Ethernet links: checksum and segmentation offloads are off, so that what crosses a link is what
 // a wire would carry, and IPv6 is off, so that nothing crosses it that no program has sent.
 //

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"xagg/bmv2/fault"
 )
 
 // ErrNotPermitted says that the process may not make network namespaces.
@@ -36,7 +38,8 @@ type Lab struct {
 	spec     Spec
 	spaces   map[string]*space // by the name in the lab
 	ends     []end             // of all links
-	closers  []io.Closer       // XDP programs
+	closers  []io.Closer       // XDP programs and relays
+	injector *fault.Injector
 	launcher *launcher
 
 	mu       sync.Mutex
@@ -71,6 +74,7 @@ func Create(ctx context.Context, spec Spec) (*Lab, error) {
 		dir:      filepath.Join(spec.RunDir, id),
 		spec:     spec,
 		spaces:   map[string]*space{},
+		injector: fault.NewInjector(spec.Faults),
 		launcher: newLauncher(),
 		journal:  journal,
 	}
@@ -195,11 +199,13 @@ func (l *Lab) Close() error {
 		l.children[i].Stop()
 	}
 	l.launcher.close()
+	l.injector.Close()
+	var errs []error
 	for _, c := range l.closers {
-		c.Close() // its interface goes in any case
+		errs = append(errs, c.Close())
 	}
 	for _, s := range l.spaces {
 		s.close()
 	}
-	return l.journal.undo()
+	return errors.Join(append(errs, l.journal.undo())...)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"xagg/bmv2/fault"
 	"xagg/tests/require"
 )
 
@@ -227,6 +228,67 @@ func TestRate(t *testing.T) {
 		if took := time.Since(start); took < atLeast {
 			t.Errorf("%s: %d frames took %v, want at least %v", c.name, frames, took, atLeast)
 		}
+	}
+}
+
+// A relay carries what a bridge would, in both directions and from XDP_TX, and does to frames what it is told.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	const delay = 20 * time.Millisecond
+	spec := star(t.TempDir(), 3, 1, 0)
+	spec.Faults = []fault.Spec{
+		{Drop: 1, Port: 2, Direction: fault.Out},
+		{Duplicate: 1, Port: 1, Direction: fault.In},
+		{Delay: delay, Delayed: 1, Port: 65},
+	}
+	lab := newLab(t, spec)
+	reflect(t, lab, "s0")
+	w0, w1, w2 := socket(t, lab, "w0", "10.77.0.1:19860"), socket(t, lab, "w1", "10.77.0.2:19860"), socket(t, lab, "w2", "10.77.0.3:19860")
+	buf := make([]byte, 2000)
+	send := func(from, to *net.UDPConn, text string) {
+		t.Helper()
+		if _, err := from.WriteTo([]byte(text), to.LocalAddr()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	receive := func(to *net.UDPConn, want string) {
+		t.Helper()
+		n, _, err := to.ReadFrom(buf)
+		if err != nil || string(buf[:n]) != want {
+			t.Fatalf("received %q, %v, want %q", buf[:n], err, want)
+		}
+	}
+	send(w0, w2, "twice")
+	receive(w2, "twice")
+	receive(w2, "twice")
+	send(w2, w1, "lost")
+	send(w1, w0, "once")
+	receive(w0, "once")
+	send(w1, w0, "and once")
+	receive(w0, "and once")
+
+	server := &net.UDPAddr{IP: net.IPv4(10, 77, 1, 1), Port: 7}
+	start := time.Now()
+	if _, err := w0.WriteTo([]byte("mirrored"), server); err != nil {
+		t.Fatal(err)
+	}
+	receive(w0, "mirrored")
+	receive(w0, "mirrored")
+	if took := time.Since(start); took < 2*delay {
+		t.Errorf("the way to the server and back took %v, want at least %v", took, 2*delay)
+	}
+	want := map[string]fault.Counts{
+		"1 in":  {Frames: 2, Duplicated: 2},
+		"2 out": {Frames: 1, Dropped: 1},
+		"65 in": {Frames: 2, Delayed: 2}, "65 out": {Frames: 2, Delayed: 2},
+	}
+	for _, c := range lab.Faults() {
+		if name := fmt.Sprint(c.Port, " ", c.Direction); c.Counts != want[name] {
+			t.Errorf("port %s: %+v, want %+v", name, c.Counts, want[name])
+		}
+	}
+	if n := len(lab.Faults()); n != len(want) {
+		t.Errorf("%d faulty directions, want %d", n, len(want))
 	}
 }
 

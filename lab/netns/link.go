@@ -17,35 +17,40 @@ import (
 // mtu is every link's: the protocol's longest packet fits, and native XDP takes no more than 3,506 on a veth.
 const mtu = 1500
 
-// The ports of the bridge in the middle of a link.
+// The interfaces in the middle of a link.
 const (
-	bridgeUp   = "up"   // towards the switch
-	bridgeDown = "down" // towards the host
+	middleUp   = "up"   // towards the switch
+	middleDown = "down" // towards the host
 )
 
 // connect makes the host's link to the switch.
 func (l *Lab) connect(h Host) error {
 	host, port := l.spaces[h.Name], PortName(h.Port)
 	sw, sender, up := l.spaces[Switch], host, HostInterface
-	if h.Bridge {
-		bridge := l.spaces[h.bridge()]
-		if err := veth(bridge, bridgeDown, host, HostInterface, h.MAC); err != nil {
+	if middle := l.spaces[h.middle()]; middle != nil {
+		if err := veth(middle, middleDown, host, HostInterface, h.MAC); err != nil {
 			return err
 		}
-		if err := veth(sw, port, bridge, bridgeUp, nil); err != nil {
+		if err := veth(sw, port, middle, middleUp, nil); err != nil {
 			return err
 		}
-		if err := bridge.join(bridgeDown, bridgeUp); err != nil {
+		if h.Bridge {
+			if err := l.passXDP(middle, middleDown); err != nil {
+				return err
+			}
+			// A veth that gets an XDP program turns GRO on by itself.
+			if err := middle.noOffloads(middleDown); err != nil {
+				return err
+			}
+		}
+		join := func() error { return middle.join(middleDown, middleUp) }
+		if l.spec.faulty(h) {
+			join = func() error { return l.relay(middle, uint16(h.Port)) }
+		}
+		if err := join(); err != nil {
 			return err
 		}
-		if err := l.passXDP(bridge, bridgeDown); err != nil {
-			return err
-		}
-		// A veth that gets an XDP program turns GRO on by itself.
-		if err := bridge.noOffloads(bridgeDown); err != nil {
-			return err
-		}
-		sender, up = bridge, bridgeUp
+		sender, up = middle, middleUp
 	} else if err := veth(sw, port, host, HostInterface, h.MAC); err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"regexp"
+
+	"xagg/bmv2/fault"
 )
 
 const (
@@ -33,6 +35,8 @@ type Spec struct {
 	KeepDead bool
 	// Hosts are the machines around the switch.
 	Hosts []Host
+	// Faults damage the links of the ports that they are about.
+	Faults []fault.Spec
 }
 
 // Host describes one machine and its link to the switch.
@@ -70,7 +74,7 @@ func (s Spec) Validate() error {
 		if !namePattern.MatchString(h.Name) {
 			bad("host %q: name: want 1 to 32 lower-case letters, digits and dashes", h.Name)
 		}
-		for _, name := range h.spaces() {
+		for _, name := range s.spacesOf(h) {
 			if other, taken := spaces[name]; taken {
 				bad("host %s: name is taken by %s", h.Name, other)
 			}
@@ -98,28 +102,36 @@ func (s Spec) Validate() error {
 			bad("host %s: rate %d bit/s: want at most %d", h.Name, h.Rate, uint64(MaxRate))
 		}
 	}
+	if err := fault.Check(s.Faults); err != nil {
+		errs = append(errs, err)
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("check lab: %w", err)
 	}
 	return nil
 }
 
-// spaces returns the names, inside the lab, of the namespaces that the host needs.
-func (h Host) spaces() []string {
-	if h.Bridge {
-		return []string{h.Name, h.bridge()}
+// spacesOf returns the names, inside the lab, of the namespaces that the host needs.
+func (s Spec) spacesOf(h Host) []string {
+	if h.Bridge || s.faulty(h) {
+		return []string{h.Name, h.middle()}
 	}
 	return []string{h.Name}
 }
 
-// bridge returns the name of the namespace in the middle of the host's link.
-func (h Host) bridge() string { return h.Name + "-br" }
+// faulty reports whether any fault is about the host's link.
+func (s Spec) faulty(h Host) bool {
+	return fault.NewLink(s.Faults, uint16(h.Port), fault.In) != nil || fault.NewLink(s.Faults, uint16(h.Port), fault.Out) != nil
+}
+
+// middle returns the name of the namespace in the middle of the host's link.
+func (h Host) middle() string { return h.Name + "-br" }
 
 // spaces returns the names of all the lab's namespaces.
 func (s Spec) spaces() []string {
 	names := []string{Switch}
 	for _, h := range s.Hosts {
-		names = append(names, h.spaces()...)
+		names = append(names, s.spacesOf(h)...)
 	}
 	return names
 }

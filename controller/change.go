@@ -1,0 +1,92 @@
+package controller
+
+import (
+	"fmt"
+
+	"xagg/policy"
+)
+
+// stage is how far a change of plan is.
+type stage uint8
+
+const (
+	// stageBeside: the new plan is being installed beside the old one. Nobody knows of it: it may still be given up.
+	stageBeside stage = iota
+	// stageArmed: the old plan announces the new one, and ranks change to it. There is no way back.
+	stageArmed
+	// stageRetiring: every rank has finished the last round of the old plan, which is being removed.
+	stageRetiring
+)
+
+// change is a change of a job's plan that is under way.
+type change struct {
+	from, to plan
+	stage    stage
+}
+
+// plans returns the plans that a job needs installed, the older first.
+func (j *job) plans() []plan {
+	if j.change != nil && j.change.stage != stageRetiring {
+		return []plan{j.change.from, j.change.to}
+	}
+	return []plan{j.plan}
+}
+
+// announced returns the epoch that a plan has to announce, 0 = none.
+func (j *job) announced(p plan) uint16 {
+	if j.change != nil && j.change.stage == stageArmed && p.epoch == j.change.from.epoch {
+		return j.change.to.epoch
+	}
+	return 0
+}
+
+// retire notes that nobody needs the old plan any more.
+func (j *job) retire() {
+	j.plan = j.change.to
+	j.change.stage = stageRetiring
+}
+
+// newest returns the newest epoch that a rank of the job may be in.
+func (j *job) newest() uint16 {
+	if j.change != nil {
+		return j.change.to.epoch
+	}
+	return j.epoch
+}
+
+// nextEpoch returns the epoch after another one. Epochs alternate between the halves of the lease, also where they go
+// round: 65535 is followed by 2, since 0 is none and 1 has the half of 65535.
+func nextEpoch(epoch uint16) uint16 {
+	if epoch == 1<<16-1 {
+		return 2
+	}
+	return epoch + 1
+}
+
+// changeError says that a job's plan cannot be changed now.
+type changeError struct{ msg string }
+
+func (e *changeError) Error() string { return e.msg }
+
+// replan decides a job's next plan, which has the pool that the job has leased. same is true when it is the one that the
+// job has. Errors: [*policy.FieldError] and *changeError.
+func (in *intent) replan(j *job, rule policy.Static) (d policy.Decision, same bool, err error) {
+	if c := j.change; c != nil {
+		return d, false, &changeError{fmt.Sprintf("its plan is changing from epoch %d to %d already; wait until that is done: see 'xagg job show %s'",
+			c.from.epoch, c.to.epoch, j.spec.Name)}
+	}
+	d, err = rule.Decide(policy.Input{
+		Job: j.spec.Name, Ranks: j.spec.Ranks, Servers: in.serverNames(), Pool: j.decision.Pool,
+	})
+	return d, err == nil && d.Plan.Equal(j.decision.Plan), err
+}
+
+// beginChange begins to change the plan of a job. Errors: *exhaustedError.
+func (in *intent) beginChange(j *job, d policy.Decision) (*change, error) {
+	j.change = &change{from: j.plan, to: plan{nextEpoch(j.epoch), d}}
+	if err := in.checkTables(j); err != nil {
+		j.change = nil
+		return nil, err
+	}
+	return j.change, nil
+}

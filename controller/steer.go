@@ -1,0 +1,235 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"math/bits"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"xagg/api"
+	"xagg/policy"
+)
+
+// Steer implements the API.
+func (s *service) Steer(_ context.Context, req *api.SteerRequest) (*api.Job, error) {
+	rule := ruleOf(req.GetPolicy())
+	if rule == nil {
+		return nil, invalid("policy", "is missing; it says who sums from now on")
+	}
+	// Not the caller's context: a caller that goes away must not leave half a change.
+	job, err := s.c.steer(s.ctx, req.GetJob(), *rule)
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return job, nil
+}
+
+// steer changes the plan of a job.
+func (c *Controller) steer(ctx context.Context, name string, rule policy.Static) (*api.Job, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	j, meet := c.intent.jobs[name], c.meets[name]
+	if j == nil {
+		return nil, noJob(name)
+	}
+	fail := func(err error) (*api.Job, error) { return nil, fmt.Errorf("steer job %q: %w", name, err) }
+	switch meet.state {
+	case stateWaiting, stateRunning:
+	case stateInstalling:
+		return fail(&changeError{"it is being installed; try again when it runs"})
+	default:
+		return fail(&changeError{fmt.Sprintf("it is %s; it can be steered again when ranks have joined anew", meet.state)})
+	}
+	decision, same, err := c.intent.replan(j, rule)
+	if err != nil {
+		return fail(err)
+	}
+	switch {
+	case same:
+	case meet.state == stateWaiting:
+		err = c.replace(ctx, j, meet, decision)
+	default:
+		err = c.change(ctx, j, meet, decision)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	if c.intent.byID(meet.id) != j {
+		return fail(status.Error(codes.Aborted, "it was removed or began anew meanwhile"))
+	}
+	return c.describe(j), nil
+}
+
+// unlocked applies what an owner wants while c.mu is not held, which it is before and after.
+func (c *Controller) unlocked(ctx context.Context, owner uint16) error {
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	return c.apply(ctx, owner)
+}
+
+// replace gives a job that has not begun another plan: nobody has seen the one it had. c.mu is held, though not all the
+// time.
+func (c *Controller) replace(ctx context.Context, j *job, meet *rendezvous, d policy.Decision) error {
+	before := j.decision
+	j.decision = d
+	if err := c.intent.checkTables(j); err != nil {
+		j.decision = before
+		return err
+	}
+	err := c.unlocked(ctx, meet.id)
+	if err != nil && c.intent.byID(meet.id) == j && meet.state == stateWaiting && j.decision.Plan.Equal(d.Plan) {
+		j.decision = before
+		if err := c.unlocked(ctx, meet.id); err != nil {
+			c.log.Warn("plan that was not taken is not removed everywhere yet", "job", meet.job, "err", err)
+		}
+	}
+	if err == nil {
+		c.log.Info("job has another plan", "job", meet.job, "plan", d.Explanation)
+	}
+	return err
+}
+
+// change changes the plan of a running job: the new plan is installed beside the old one, or nothing changes; then the
+// old one announces it, and the rest goes on by itself. c.mu is held, though not all the time.
+func (c *Controller) change(ctx context.Context, j *job, meet *rendezvous, d policy.Decision) error {
+	ch, err := c.intent.beginChange(j, d)
+	if err != nil {
+		return err
+	}
+	if err := c.unlocked(ctx, meet.id); err != nil {
+		if j.change == ch {
+			j.change = nil
+			if err := c.unlocked(ctx, meet.id); err != nil {
+				c.log.Warn("plan that was not taken is not removed everywhere yet", "job", meet.job, "err", err)
+			}
+		}
+		return err
+	}
+	if j.change != ch {
+		return nil // the job began anew, with the new plan
+	}
+	ch.stage = stageArmed
+	c.log.Info("job changes its plan", "job", meet.job, "from", ch.from.epoch, "to", ch.to.epoch, "plan", d.Explanation)
+	if err := c.unlocked(ctx, meet.id); err != nil {
+		c.log.Warn("new plan is not announced yet", "job", meet.job, "err", err)
+	}
+	c.running.Go(func() { c.finishChange(ctx, j, ch, meet) })
+	return nil
+}
+
+// finishChange carries a change to its end: it has the new plan announced until every rank has finished the last round
+// of the old one, and removes that.
+func (c *Controller) finishChange(ctx context.Context, j *job, ch *change, meet *rendezvous) {
+	over := meet.over
+	for {
+		changed := c.links.changed()
+		if c.advance(ctx, j, ch, meet) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-over:
+			over = nil
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// advance does of a change what can be done now, and reports whether it is over.
+func (c *Controller) advance(ctx context.Context, j *job, ch *change, meet *rendezvous) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.intent.byID(meet.id) != j || j.change != ch {
+		return true
+	}
+	if ch.stage == stageArmed && meet.behind(ch.to.epoch) == 0 {
+		j.retire()
+	}
+	err := c.unlocked(ctx, meet.id)
+	removed := ch.stage == stageRetiring && (err == nil || !c.superfluous(meet.id))
+	if j.change != ch {
+		return true
+	}
+	if !removed {
+		return false
+	}
+	// A server that cannot be reached keeps the old plan until it is back, which harms nobody: the slots are its own.
+	j.change = nil
+	c.log.Info("job has changed its plan", "job", meet.job, "epoch", j.epoch)
+	c.links.announce()
+	return true
+}
+
+// superfluous reports whether the switch may have something that an owner does not want. c.mu is held, though not all
+// the time.
+func (c *Controller) superfluous(owner uint16) bool {
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	c.applying.Lock()
+	defer c.applying.Unlock()
+	want := c.wanted(owner)
+	for key := range c.have[owner].entities {
+		if _, ok := want.entities[key]; !ok {
+			return true
+		}
+	}
+	return false
+}
+
+// Report implements the API.
+func (s *service) Report(_ context.Context, req *api.ReportRequest) (*api.ReportReply, error) {
+	if err := s.c.report(req); err != nil {
+		return nil, err
+	}
+	return &api.ReportReply{}, nil
+}
+
+func (c *Controller) report(req *api.ReportRequest) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	j, meet := c.intent.jobs[req.GetJob()], c.meets[req.GetJob()]
+	switch {
+	case j == nil:
+		return noJob(req.GetJob())
+	case req.GetId() != uint32(j.id):
+		return status.Errorf(codes.FailedPrecondition, "job %q has id %d by now, not %d", j.spec.Name, j.id, req.GetId())
+	case int(req.GetRank()) >= len(meet.seats) || meet.seats[req.GetRank()] == nil:
+		return invalid("rank", "%d has not joined job %q", req.GetRank(), j.spec.Name)
+	case req.GetEpoch() != uint32(j.epoch) && req.GetEpoch() != uint32(j.newest()):
+		return invalid("epoch", "%d is none of job %q, which is at %d", req.GetEpoch(), j.spec.Name, j.newest())
+	}
+	meet.reached(int(req.GetRank()), uint16(req.GetEpoch()))
+	c.log.Debug("rank reported", "job", j.spec.Name, "rank", req.GetRank(), "epoch", req.GetEpoch())
+	c.links.announce()
+	return nil
+}
+
+// describeChange returns a change as the API shows it; c is locked.
+func describeChange(ch *change, meet *rendezvous) *api.Change {
+	if ch == nil {
+		return nil
+	}
+	out := &api.Change{
+		Epoch:       uint32(ch.to.epoch),
+		Cohort:      ch.to.decision.Cohort,
+		Servers:     ch.to.decision.Servers,
+		Explanation: ch.to.decision.Explanation,
+		Behind:      meet.behind(ch.to.epoch),
+	}
+	switch ch.stage {
+	case stageBeside:
+		out.WaitsFor = "the new plan to be installed"
+	case stageArmed:
+		noun := "ranks"
+		if bits.OnesCount64(out.Behind) == 1 {
+			noun = "rank"
+		}
+		out.WaitsFor = fmt.Sprintf("%s %s to finish the last round of epoch %d", noun, policy.FormatMask(out.Behind), ch.from.epoch)
+	case stageRetiring:
+		out.WaitsFor = fmt.Sprintf("the plan of epoch %d to be removed", ch.from.epoch)
+	}
+	return out
+}
