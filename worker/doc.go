@@ -6,6 +6,6 @@
 // the results. An error of an all-reduce ends the job for all of its workers: whoever fails says so to the controller
 // by going away, and the others' calls return an [AbortError] that names it.
 //
-// What is sent when is decided by agg.Window, what a value is on the wire by package scale; this package does the
-// input and output between them.
+// Packages transport and scale are what of it needs no network: which packets to send when, and what a value is on the
+// wire. This package does the input and output around them, and the talk with the controller.
 package worker

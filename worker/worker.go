@@ -18,10 +18,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"xagg/agg"
 	"xagg/api"
 	"xagg/wire"
 	"xagg/worker/scale"
+	"xagg/worker/transport"
 )
 
 // DefaultTimeout is how long an all-reduce may take unless [WithTimeout] says otherwise.
@@ -51,17 +51,7 @@ func WithLogger(log *slog.Logger) Option { return func(w *Worker) { w.log = log 
 func WithObserver(f func(Round)) Option { return func(w *Worker) { w.observe = f } }
 
 // Round is what an observer sees of a round: the integers that the network has summed.
-type Round struct {
-	Key      string
-	Number   uint32
-	Epoch    uint16
-	Scout    bool // carried no lanes: it only found the largest magnitude of a tensor without history
-	Modular  bool // integers were sent as they are
-	Exponent int8 // value = lane * 2^-exponent
-	Offset   int  // of the first lane in the tensor: long ones take several rounds
-	Sum      []int32
-	Mask     uint64 // contributors
-}
+type Round = transport.Round
 
 // Worker takes part in a job. Its methods may be called from several goroutines; all-reduces are carried out one after
 // the other.
@@ -84,15 +74,13 @@ type Worker struct {
 	leaving atomic.Bool
 	failing atomic.Bool // this worker's own error is about to end the session
 
-	mu        sync.Mutex // held by an all-reduce
-	start     time.Time  // origin of the window's time
-	round     round
-	maxChunks int
-	keys      map[string]*tensor
-	sum       []int32 // for the observer
-	batch     [][]byte
-	bufs      [][]byte
-	sizes     []int
+	mu       sync.Mutex // held by an all-reduce
+	start    time.Time  // origin of the endpoint's time
+	endpoint *transport.Endpoint
+	linkLoss uint64
+	batch    [][]byte
+	bufs     [][]byte
+	sizes    []int
 }
 
 // batchSize is the number of packets that one system call moves at most.
@@ -109,7 +97,6 @@ func Join(ctx context.Context, client api.ControllerClient, cfg Config, opts ...
 		timeout: DefaultTimeout,
 		log:     slog.Default(),
 		start:   time.Now(),
-		keys:    map[string]*tensor{},
 		stream:  make(chan struct{}),
 		batch:   make([][]byte, 0, batchSize),
 		bufs:    make([][]byte, batchSize),
@@ -215,25 +202,15 @@ func (w *Worker) setUp() error {
 	if err := w.link.Connect(wire.Addr{MAC: [6]byte(mac), IP: ip.As4(), Port: wire.Port}); err != nil {
 		return err
 	}
-	w.maxChunks = int(r.MaxChunks)
-	all := ^uint64(0) >> (64 - r.Ranks)
-	w.round = round{
-		window: agg.NewWindow(agg.WindowConfig{
-			Job:   uint16(r.Job),
-			Epoch: uint16(r.Epoch),
-			Rank:  uint8(w.rank),
-			Ranks: all,
-			Pool:  r.Pool,
-		}),
-		ranks: all,
-		limit: scale.Limit(int(r.Ranks)),
-		header: wire.Header{
-			Type:         wire.TypeGrad,
-			Job:          uint16(r.Job),
-			Rank:         uint8(w.rank),
-			Contributors: 1 << w.rank,
-		},
-	}
+	w.endpoint = transport.New(transport.Config{
+		Job:       uint16(r.Job),
+		Epoch:     uint16(r.Epoch),
+		Rank:      w.rank,
+		Ranks:     int(r.Ranks),
+		Pool:      r.Pool,
+		MaxChunks: int(r.MaxChunks),
+		Observe:   w.observe,
+	})
 	return nil
 }
 
@@ -324,7 +301,7 @@ const farewellTimeout = time.Second
 // words says what is wrong for those who are told by whom.
 func words(err error) string {
 	if bad, ok := errors.AsType[*NonFiniteError](err); ok {
-		return bad.what()
+		return bad.What()
 	}
 	if s := err.Error(); s != "" {
 		return s

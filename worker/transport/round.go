@@ -1,4 +1,4 @@
-package worker
+package transport
 
 import (
 	"fmt"
@@ -54,7 +54,7 @@ type round struct {
 	strikes map[uint32]uint8 // wrong answers per chunk
 	answer  wire.Packet      // under examination
 	total   tally            //
-	stats   Stats            // since the worker joined
+	stats   Stats            // since the endpoint was made, but for the window's own
 }
 
 // tally is what the RESULTs of a round said together.
