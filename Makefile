@@ -19,6 +19,12 @@ demo: build ## all-reduce real gradients in all three modes
 test: ## run all tests
 	go test -timeout 30m ./...
 
+SCHEDULES ?= 100000
+
+.PHONY: sim
+sim: ## simulate random schedules of faults: make sim SCHEDULES=1000000
+	go test ./sim -run TestSchedules -v -timeout 0 -schedules $(SCHEDULES)
+
 .PHONY: generate
 generate: ## regenerate what is generated (needs clang, protoc; p4c where installed)
 	go generate ./...
