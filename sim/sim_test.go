@@ -310,3 +310,38 @@ func TestStraggler(t *testing.T) {
 		})
 	}
 }
+
+// TestChangeDelay: a change of plan delays no all-reduce by more than a round trip, whatever it changes.
+func TestChangeDelay(t *testing.T) {
+	run := func(plans ...Plan) *Report {
+		s := demo(1, plans[0], Link{})
+		s.Plans, s.Vectors = plans, nil
+		for range 12 {
+			s.Vectors = append(s.Vectors, Work{Lanes: 10_000})
+		}
+		r, err := Run(s, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	// Four links of 50 us, there and back through a server.
+	const roundTrip = 4 * 52 * time.Microsecond
+	for from, old := range modes {
+		for to, next := range modes {
+			if from == to {
+				continue
+			}
+			before, after, change := run(old), run(next), run(old, next)
+			if len(change.Epochs) != 2 {
+				t.Errorf("%s to %s: epochs %v, want a change", from, to, change.Epochs)
+			}
+			for i, d := range change.Rounds {
+				if most := max(before.Rounds[i], after.Rounds[i]) + roundTrip; d > most {
+					t.Errorf("%s to %s: all-reduce %d took %v, want at most %v", from, to, i, d, most)
+				}
+			}
+			t.Logf("%s to %s: %v", from, to, change.Rounds)
+		}
+	}
+}
