@@ -373,12 +373,16 @@ func (w *world) maybeEnd() {
 func (w *world) error(k *worker, err error) {
 	w.notef("rank %d: %v", k.rank, err)
 	w.report.Errors = append(w.report.Errors, err)
-	if w.s.Damage == Unprotected {
-		w.end()
-		return
-	}
-	var late *transport.DeadlineError
+	var (
+		late    *transport.DeadlineError
+		refused *transport.RefusedError
+		wrong   *transport.IntegrityError
+	)
 	switch {
+	case w.s.Damage == Unprotected:
+		if !errors.As(err, &late) && !errors.As(err, &refused) && !errors.As(err, &wrong) {
+			w.failf("rank %d ends with an error that does not name round and chunk: %v", k.rank, err)
+		}
 	case w.s.Crash == nil || !w.workers[w.s.Crash.Rank].dead:
 		w.failf("rank %d: %v", k.rank, err)
 	case !errors.As(err, &late):
