@@ -23,6 +23,12 @@ test: ## run all tests
 chaos: ## run jobs on faulty links for an hour (XAGG_CHAOS=10m for less)
 	XAGG_CHAOS=$${XAGG_CHAOS:-1h} go test -count 1 -timeout 0 -run TestChaos ./tests/chaos
 
+SCHEDULES ?= 100000
+
+.PHONY: sim
+sim: ## simulate random schedules of faults: make sim SCHEDULES=1000000
+	go test ./sim -run TestSchedules -v -timeout 0 -schedules $(SCHEDULES)
+
 .PHONY: generate
 generate: ## regenerate what is generated (needs clang, protoc; p4c where installed)
 	go generate ./...

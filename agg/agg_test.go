@@ -52,26 +52,20 @@ func TestPure(t *testing.T) {
 
 func TestRTT(t *testing.T) {
 	e := newRTT()
-	for range 1000 {
-		e.backOff()
-		if d := e.timeout(); d < rtoMin || d > rtoMax {
-			t.Fatalf("timeout %v after a back-off", d)
-		}
-	}
-	if e.timeout() != rtoMax {
-		t.Errorf("timeout %v after many back-offs, want %v", e.timeout(), rtoMax)
+	if e.rto != rtoInitial {
+		t.Errorf("timeout %v before any sample, want %v", e.rto, rtoInitial)
 	}
 	for range 100 {
 		e.sample(time.Millisecond)
 	}
-	if e.timeout() != rtoMin {
-		t.Errorf("timeout %v after samples of 1 ms, want %v", e.timeout(), rtoMin)
+	if e.rto != rtoMin {
+		t.Errorf("timeout %v after samples of 1 ms, want %v", e.rto, rtoMin)
 	}
 	for range 100 {
 		e.sample(time.Minute)
 	}
-	if e.timeout() != rtoMax {
-		t.Errorf("timeout %v after samples of a minute, want %v", e.timeout(), rtoMax)
+	if e.rto != rtoMax {
+		t.Errorf("timeout %v after samples of a minute, want %v", e.rto, rtoMax)
 	}
 }
 

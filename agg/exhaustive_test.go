@@ -123,7 +123,7 @@ func (s *smallState) ownWorker(rank int) *smallWorker {
 	w := *old.Window
 	w.chunks = slices.Clone(w.chunks)
 	w.ready.items = slices.Clone(w.ready.items)
-	w.timers, w.polls = schedule{}, schedule{} // nothing is ever due
+	w.timers, w.polls, w.probes = schedule{}, schedule{}, schedule{} // nothing is ever due
 	s.workers[rank] = &smallWorker{&w, old.begun, old.answered}
 	return s.workers[rank]
 }

@@ -22,6 +22,14 @@ func (q *fifo) pop() (uint32, bool) {
 	return c, true
 }
 
+// any reports whether a chunk of the queue is still in a state.
+func (q *fifo) any(chunks []chunk, state chunkState) bool {
+	for q.head < len(q.items) && chunks[q.items[q.head]].state != state {
+		q.head++
+	}
+	return q.head < len(q.items)
+}
+
 // schedule orders chunks by the time at which they are due: a binary heap whose entries are not removed when a chunk
 // goes on, but skipped once they come up. An entry counts while its chunk is in the schedule's state with that due time.
 type schedule struct {

@@ -5,14 +5,13 @@ import "time"
 const (
 	rtoInitial = 100 * time.Millisecond
 	rtoMin     = 10 * time.Millisecond
-	rtoMax     = time.Second
+	rtoMax     = 250 * time.Millisecond
 )
 
 // rtt estimates the retransmission timeout of RFC 6298 from samples of the round-trip time.
 type rtt struct {
 	srtt, variance time.Duration
-	rto            time.Duration // without back-off
-	backoff        uint8         // doublings since the network last showed that it works
+	rto            time.Duration // the time after which a packet counts as lost
 	sampled        bool
 }
 
@@ -28,18 +27,4 @@ func (e *rtt) sample(r time.Duration) {
 		e.srtt += (r - e.srtt) / 8
 	}
 	e.rto = min(max(e.srtt+4*e.variance, rtoMin), rtoMax)
-	e.recover()
 }
-
-// recover ends the back-off: a first transmission was answered.
-func (e *rtt) recover() { e.backoff = 0 }
-
-// backOff doubles the timeout.
-func (e *rtt) backOff() {
-	if e.timeout() < rtoMax {
-		e.backoff++
-	}
-}
-
-// timeout returns the time after which a packet counts as lost.
-func (e *rtt) timeout() time.Duration { return min(e.rto<<e.backoff, rtoMax) }

@@ -455,7 +455,7 @@ func (s *windowScript) run(cmd string, a *args) string {
 	case "stats":
 		return fmt.Sprintf("%+v\n", s.Stats())
 	case "rto":
-		return fmt.Sprintf("rto %v, window %d\n", s.rtt.timeout(), s.limit)
+		return fmt.Sprintf("rto %v, window %d\n", s.rtt.rto, s.limit)
 	default:
 		a.note(fmt.Errorf("no such command"))
 	}

@@ -21,12 +21,16 @@ type WindowConfig struct {
 }
 
 const (
-	maxCongestion     = 64 // a bmv2 egress queue holds 64 packets, and every chunk in flight may become one RESULT
+	// A bmv2 egress queue holds 64 packets. Every chunk in flight may become one RESULT at each rank's port. At a server's
+	// port all ranks' chunks meet: with their share of the queue each they cannot overflow it, so there is no reason to go
+	// lower, however many packets are lost for other reasons.
+	maxCongestion     = 64
 	initialCongestion = 16
+	leastCongestion   = 8
 
-	pollMin = 100 * time.Millisecond // a delivered chunk is looked after this long after its delivery, or after an RTO
-	pollMax = time.Second            // the interval doubles up to this
-	pollGap = time.Millisecond       // between any two polls: a poll is a whole GRAD, and a round may wait as a whole
+	probeMin = 50 * time.Millisecond // between two probes of a round that is known to wait for a rank
+	probeMax = time.Second           // the interval grows up to this
+	pollGap  = time.Millisecond      // between any two polls: a poll is a whole GRAD
 )
 
 // Window is a worker's side of the protocol for one job with one round under way: which chunk to send now, what an
@@ -36,7 +40,11 @@ const (
 // Two limits hold at once. The window rule protects the aggregators' slots: a chunk is ready when the chunk that is
 // Pool before it was answered by a RESULT or by an ACK that covers this rank; a WAIT does not count, since the switch
 // may still need the slot. The congestion window protects the network: it bounds the chunks in flight, those sent
-// and not answered by anything, grows by one per window of deliveries and is halved by a timeout, once per flight.
+// and not answered by anything, grows by one per window of deliveries and is halved by a loss, once per flight.
+//
+// A chunk without a RESULT is lost, or waits for another rank; for a straggler all chunks wait. What tells the two apart
+// is a RESULT of a later chunk. A chunk that is behind it is sent again whenever its timer runs out. Of all the others
+// one at a time is sent again, as a probe, and the longer a round waits for a rank, as WAITs and ACKs say, the rarer.
 type Window struct {
 	cfg   WindowConfig
 	round uint32
@@ -49,15 +57,23 @@ type Window struct {
 	first  uint32 // no chunk before it is unfinished
 	left   int    // unfinished chunks
 
-	ready    fifo     // chunks that the window rule allows and that were never sent
-	lost     fifo     // chunks whose timer ran out, waiting for room in the congestion window
-	timers   schedule // of the chunks in flight
-	polls    schedule // of the delivered chunks
-	nextPoll time.Duration
+	newest uint32 // no chunk from here on is finished
+
+	ready     fifo     // chunks that the window rule allows and that were never sent
+	lost      fifo     // chunks that are lost, waiting for room in the congestion window
+	silent    fifo     // chunks whose timer ran out, to be probed
+	timers    schedule // of the chunks in flight
+	polls     schedule // of the overdue chunks
+	probes    schedule // of the delivered chunks
+	nextPoll  time.Duration
+	nextProbe time.Duration
+	interval  time.Duration // between probes while a rank is missing
+	asked     bool          // a probe has not been answered
 
 	flight    int           // chunks in flight
 	limit     int           // congestion window
-	limitMax  int           //
+	limitMin  int           // of it
+	limitMax  int           // of it
 	delivered int           // deliveries since the limit last changed
 	undo      int           // the limit before it was last halved, 0 when that is settled
 	cut       time.Duration // when it was last halved
@@ -71,8 +87,10 @@ type chunkState uint8
 const (
 	unsent    chunkState = iota
 	inFlight             // sent, no answer yet; due is its timeout
-	timedOut             // to be sent again as soon as the congestion window has room
-	delivered            // an ACK or a WAIT said that it is in; due is the next poll
+	timedOut             // it is lost or waits for others: a probe will tell
+	lost                 // to be sent again as soon as the congestion window has room
+	delivered            // an ACK or a WAIT said that it is in; from due on it may be probed
+	overdue              // delivered, and a later chunk is finished; due is the next poll
 	finished             // its RESULT was taken
 )
 
@@ -83,7 +101,6 @@ type chunk struct {
 	state chunkState
 	open  bool  // answered by a RESULT or an ACK: the chunk Pool after it is ready
 	sends uint8 // transmissions, saturating
-	polls uint8 // of them after the delivery, saturating
 }
 
 // NewWindow returns a window before its first round.
@@ -97,6 +114,7 @@ func NewWindow(cfg WindowConfig) *Window {
 		epoch:    cfg.Epoch,
 		next:     cfg.Epoch,
 		limit:    int(min(cfg.Pool, initialCongestion)),
+		limitMin: int(min(cfg.Pool, uint32(max(1, min(leastCongestion, maxCongestion/bits.OnesCount64(cfg.Ranks)))))),
 		limitMax: int(min(cfg.Pool, maxCongestion)),
 		cut:      math.MinInt64,
 		rtt:      newRTT(),
@@ -120,16 +138,18 @@ func (w *Window) Begin(now time.Duration, chunks uint32) (round uint32, epoch ui
 	}
 	w.chunks = w.chunks[:chunks]
 	clear(w.chunks)
-	w.first, w.left, w.flight = 0, int(chunks), 0
+	w.first, w.newest, w.left, w.flight = 0, 0, int(chunks), 0
 	w.ready.reset()
 	w.lost.reset()
+	w.silent.reset()
 	w.timers.reset()
 	w.polls.reset()
+	w.probes.reset()
 	// Every chunk of the round before has its RESULT, so the first Pool chunks are ready.
 	for c := range min(chunks, w.cfg.Pool) {
 		w.ready.push(c)
 	}
-	w.nextPoll = now
+	w.nextPoll, w.nextProbe, w.interval, w.asked = now, now, 0, false
 	return w.round, w.epoch
 }
 
@@ -151,18 +171,22 @@ func (w *Window) Next(now time.Duration) (Send, bool) {
 		w.timeout(now, c)
 	}
 	if w.flight < w.limit {
-		for {
-			c, ok := w.lost.pop()
-			if !ok {
-				break
-			}
-			if w.chunks[c].state == timedOut { // else it was answered meanwhile
-				return w.fly(now, c), true
-			}
+		if c, ok := w.pop(&w.lost, lost); ok {
+			return w.fly(now, c), true
 		}
 	}
 	if now >= w.nextPoll {
-		if c, ok := w.polls.due(now, w.chunks, delivered); ok {
+		if c, ok := w.polls.due(now, w.chunks, overdue); ok {
+			return w.poll(now, c), true
+		}
+	}
+	if now >= w.nextProbe {
+		if c, ok := w.pop(&w.silent, timedOut); ok {
+			w.probed(now)
+			return w.fly(now, c), true
+		}
+		if c, ok := w.probes.due(now, w.chunks, delivered); ok {
+			w.probed(now)
 			return w.poll(now, c), true
 		}
 	}
@@ -174,18 +198,37 @@ func (w *Window) Next(now time.Duration) (Send, bool) {
 	return Send{}, false
 }
 
-// timeout takes chunk i out of flight. All that was in flight when the limit was halved belongs to one loss event.
+// pop removes and returns the first chunk of a queue that is still in a state.
+func (w *Window) pop(q *fifo, state chunkState) (uint32, bool) {
+	for {
+		c, ok := q.pop()
+		if !ok || w.chunks[c].state == state {
+			return c, ok
+		}
+	}
+}
+
+// timeout takes chunk i out of flight.
 func (w *Window) timeout(now time.Duration, i uint32) {
-	c := &w.chunks[i]
-	c.state = timedOut
 	w.flight--
+	if i < w.newest {
+		w.lose(now, i)
+		return
+	}
+	w.chunks[i].state = timedOut
+	w.silent.push(i)
+}
+
+// lose has a lost chunk sent again. All that was in flight when the limit was halved belongs to one loss event.
+func (w *Window) lose(now time.Duration, i uint32) {
+	c := &w.chunks[i]
+	c.state = lost
 	w.lost.push(i)
 	if c.sent >= w.cut {
 		w.undo = w.limit
-		w.limit = max(1, w.limit/2)
+		w.limit = max(w.limitMin, w.limit/2)
 		w.delivered = 0
 		w.cut = now
-		w.rtt.backOff()
 	}
 }
 
@@ -193,26 +236,58 @@ func (w *Window) timeout(now time.Duration, i uint32) {
 func (w *Window) fly(now time.Duration, i uint32) Send {
 	c := &w.chunks[i]
 	c.state = inFlight
-	c.due = now + w.rtt.timeout()
+	c.due = now + w.rtt.rto
 	w.flight++
 	w.timers.add(c.due, i)
 	return w.send(now, i)
 }
 
+// patience is how long to wait for an answer to the next transmission of c: twice as long as for the one before.
+func (w *Window) patience(c *chunk) time.Duration {
+	return min(w.rtt.rto<<min(c.sends, 2), rtoMax)
+}
+
 // poll asks for a delivered chunk again.
 func (w *Window) poll(now time.Duration, i uint32) Send {
-	c := &w.chunks[i]
-	c.polls = inc(c.polls)
 	w.nextPoll = now + pollGap
-	w.schedulePoll(now, i)
+	w.await(now, i)
 	return w.send(now, i)
 }
 
-func (w *Window) schedulePoll(now time.Duration, i uint32) {
+// await plans when to ask for a delivered chunk again.
+func (w *Window) await(now time.Duration, i uint32) {
 	c := &w.chunks[i]
-	interval := max(pollMin, w.rtt.timeout()) << min(c.polls, 8)
-	c.due = now + min(interval, pollMax)
-	w.polls.add(c.due, i)
+	c.due = now + w.patience(c)
+	if i < w.newest {
+		c.state = overdue
+		w.polls.add(c.due, i)
+	} else {
+		c.state = delivered
+		w.probes.add(c.due, i)
+	}
+}
+
+// probed plans the probe after this one, in case that it is lost: an aggregator answers what it knows already.
+func (w *Window) probed(now time.Duration) {
+	w.asked = true
+	w.nextProbe = now + 2*w.rtt.rto
+}
+
+// waits notes that an aggregator waits for another rank, if that answers a probe.
+func (w *Window) waits(now time.Duration) {
+	if !w.asked {
+		return
+	}
+	w.asked = false
+	w.interval = min(max(4*w.interval, probeMin), probeMax)
+	w.nextProbe = now + w.interval
+}
+
+// moves notes that the round goes on. What comes next may be on its way.
+func (w *Window) moves(now time.Duration) {
+	w.asked = false
+	w.interval /= 4
+	w.nextProbe = now + max(w.interval, w.rtt.rto)
 }
 
 func (w *Window) send(now time.Duration, i uint32) Send {
@@ -299,23 +374,39 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 	if h.Type == wire.TypeAck {
 		w.opened(h.Chunk)
 	}
-	if c.state == delivered {
+	if c.state == delivered || c.state == overdue {
+		w.waits(now)
 		return EventNone
+	}
+	if h.Type == wire.TypeWait {
+		w.waits(now)
+	} else {
+		w.moves(now)
 	}
 	w.sample(now, h, c)
 	w.landed(c)
-	c.state = delivered
-	w.schedulePoll(now, h.Chunk)
+	w.await(now, h.Chunk)
 	return EventDelivered
 }
 
 func (w *Window) result(now time.Duration, h *wire.Header) {
 	i, c := h.Chunk, &w.chunks[h.Chunk]
-	if c.state != delivered {
+	if c.state != delivered && c.state != overdue {
 		w.sample(now, h, c)
 		w.landed(c)
 	}
 	c.state = finished
+	for ; w.newest <= i; w.newest++ {
+		switch j := w.newest; w.chunks[j].state {
+		case delivered:
+			w.chunks[j].state = overdue
+			w.chunks[j].due = now + w.rtt.rto
+			w.polls.add(w.chunks[j].due, j)
+		case timedOut:
+			w.lose(now, j)
+		}
+	}
+	w.moves(now)
 	c.mask = w.cfg.Ranks
 	w.left--
 	for int(w.first) < len(w.chunks) && w.chunks[w.first].state == finished {
@@ -361,9 +452,8 @@ func (w *Window) sample(now time.Duration, h *wire.Header, c *chunk) {
 		w.undo = 0
 	case c.sends > 1:
 		// Which copy was answered is unknown (Karn).
-	case h.Type == wire.TypeResult && h.Rank != w.cfg.Rank:
-		// It waited for its last contributor, another one: no measure of the network, but the network works.
-		w.rtt.recover()
+	case h.Rank != w.cfg.Rank:
+		// It waited for the last contributor, another one: no measure of the network.
 	default:
 		w.rtt.sample(now - c.sent)
 	}
@@ -373,11 +463,18 @@ func (w *Window) sample(now time.Duration, h *wire.Header, c *chunk) {
 // outstanding. It is asked after Next returned false.
 func (w *Window) Deadline() (time.Duration, bool) {
 	t, ok := w.timers.first(w.chunks, inFlight)
-	if p, some := w.polls.first(w.chunks, delivered); some {
-		p = max(p, w.nextPoll)
-		if !ok || p < t {
-			t, ok = p, true
+	earlier := func(at time.Duration) {
+		if !ok || at < t {
+			t, ok = at, true
 		}
+	}
+	if at, some := w.polls.first(w.chunks, overdue); some {
+		earlier(max(at, w.nextPoll))
+	}
+	if w.silent.any(w.chunks, timedOut) {
+		earlier(w.nextProbe)
+	} else if at, some := w.probes.first(w.chunks, delivered); some {
+		earlier(max(at, w.nextProbe))
 	}
 	return t, ok
 }

@@ -1,0 +1,157 @@
+package sim
+
+import (
+	"time"
+
+	"xagg/agg"
+	"xagg/wire"
+)
+
+// controller changes a job's plan by the steps of docs/protocol.md, "Changing a plan", with a pause after each.
+type controller struct {
+	plan  int      // in force, or to be replaced
+	steps []func() // of the change under way; the next one first
+	// waiting is set when the next step has to wait until all ranks use the new plan.
+	waiting bool
+	epochs  []uint16 // by rank: the newest in a contribution that has reached the switch
+}
+
+// hear notes that a contribution under an epoch has reached the switch: its rank has finished all rounds before.
+func (c *controller) hear(rank int, epoch uint16) {
+	if wire.SerialLess16(c.epochs[rank], epoch) {
+		c.epochs[rank] = epoch
+	}
+}
+
+// epoch returns the epoch of the job's plan with the given index. Two that follow each other are of different halves.
+func (w *world) epoch(plan int) uint16 {
+	e := int(w.s.Epoch) + plan
+	if e > 0xffff {
+		e -= 0xfffe // 65535 is odd, and so would be 1
+	}
+	return uint16(e)
+}
+
+// plan returns the plan of an epoch.
+func (w *world) plan(epoch uint16) *Plan {
+	for i := range w.s.Plans {
+		if w.epoch(i) == epoch {
+			return &w.s.Plans[i]
+		}
+	}
+	return &Plan{}
+}
+
+func (w *world) installServer(plan, server int) {
+	err := w.servers[server].Install(agg.ServerPlan{
+		Job: w.jobID(), Epoch: w.epoch(plan), Ranks: w.s.all(), Chunks: uint32(w.s.MaxChunks), Rounds: 2,
+	})
+	if err != nil {
+		w.failf("%v", err)
+	}
+}
+
+func (w *world) installSwitch(plan int) {
+	p := &w.s.Plans[plan]
+	members := make(map[uint8]agg.Member, w.s.Workers)
+	for r := range w.s.Workers {
+		members[uint8(r)] = agg.Member{Port: workerPort(r), Src: ipNumber(workerAddr(r).IP)}
+	}
+	ports := make([]uint16, len(p.Servers))
+	for i, server := range p.Servers {
+		ports[i] = serverPort(server)
+	}
+	epoch := w.epoch(plan)
+	err := w.sw.Install(agg.SwitchPlan{
+		Job: w.jobID(), Epoch: epoch, Ranks: w.s.all(), Cohort: p.Cohort, Servers: len(p.Servers),
+		Base: uint32(epoch%2) * 2 * w.s.largestPool(), Pool: p.Pool,
+	}, members, ports)
+	if err != nil {
+		w.failf("%v", err)
+	}
+}
+
+func (s *Schedule) largestPool() (pool uint32) {
+	for _, p := range s.Plans {
+		pool = max(pool, p.Pool)
+	}
+	return pool
+}
+
+// change returns the steps from plan i to the one after it.
+func (w *world) change(i int) (steps []func()) {
+	old, next := &w.s.Plans[i], &w.s.Plans[i+1]
+	step := func(f func()) { steps = append(steps, f) }
+	for _, server := range next.Servers {
+		step(func() {
+			w.notef("controller: install epoch %d on server %d", w.epoch(i+1), server)
+			w.installServer(i+1, server)
+		})
+	}
+	step(func() {
+		w.notef("controller: install epoch %d on the switch", w.epoch(i+1))
+		w.installSwitch(i + 1)
+	})
+	step(func() {
+		w.notef("controller: arm epoch %d", w.epoch(i+1))
+		if len(old.Servers) == 0 {
+			w.sw.Arm(w.jobID(), w.epoch(i), w.epoch(i+1))
+			return
+		}
+		// Chunk 0 is with the first server.
+		w.servers[old.Servers[0]].Arm(w.jobID(), w.epoch(i), w.epoch(i+1))
+	})
+	step(func() { w.controller.waiting = !w.allUse(w.epoch(i + 1)) })
+	step(func() {
+		w.notef("controller: remove epoch %d from the switch", w.epoch(i))
+		w.sw.Remove(w.jobID(), w.epoch(i))
+	})
+	for _, server := range old.Servers {
+		step(func() {
+			w.notef("controller: remove epoch %d from server %d", w.epoch(i), server)
+			w.servers[server].Remove(w.jobID(), w.epoch(i))
+		})
+	}
+	step(func() { w.controller.plan++ })
+	return steps
+}
+
+// allUse reports whether every rank has finished all rounds before an epoch.
+func (w *world) allUse(epoch uint16) bool {
+	for _, e := range w.controller.epochs {
+		if wire.SerialLess16(e, epoch) {
+			return false
+		}
+	}
+	return true
+}
+
+// control takes the controller's next step.
+func (w *world) control() {
+	c := &w.controller
+	if len(c.steps) == 0 {
+		if c.plan+1 >= len(w.s.Plans) {
+			return
+		}
+		c.steps = w.change(c.plan)
+	}
+	c.steps[0]()
+	pause := w.upTo(w.s.Control)
+	if c.waiting {
+		c.waiting = false // ask again
+		pause += 5 * time.Millisecond
+	} else {
+		c.steps = c.steps[1:]
+	}
+	w.events.add(event{at: w.now + pause, kind: control, job: w.job})
+}
+
+// removeJob takes the job away from everywhere.
+func (w *world) removeJob() {
+	for i := range w.s.Plans {
+		w.sw.Remove(w.jobID(), w.epoch(i))
+		for _, server := range w.servers {
+			server.Remove(w.jobID(), w.epoch(i))
+		}
+	}
+}

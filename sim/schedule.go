@@ -1,0 +1,224 @@
+package sim
+
+import (
+	"bytes"
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"time"
+
+	"github.com/goccy/go-yaml"
+
+	"xagg/wire"
+)
+
+// Schedule is what a run simulates. Its text form is YAML.
+type Schedule struct {
+	Seed      uint64  `yaml:"seed"`       // of everything that happens by chance
+	Workers   int     `yaml:"workers"`    // 1..64
+	Servers   int     `yaml:"servers"`    // attached; a plan uses some of them
+	Pool      uint32  `yaml:"pool"`       // the workers'; a power of two
+	MaxChunks int     `yaml:"max_chunks"` // of a round
+	Epoch     uint16  `yaml:"epoch"`      // of the first plan
+	Jobs      int     `yaml:"jobs"`       // one after the other, with the same plans on the same slots
+	Vectors   []Work  `yaml:"vectors"`    // what a job all-reduces
+	Plans     []Plan  `yaml:"plans"`      // of a job, in their order; the first is there when it begins
+	Links     []Link  `yaml:"links"`      // of the workers, then of the servers, both directions alike
+	Crash     *Crash  `yaml:"crash,omitempty"`
+	Damage    Damaged `yaml:"damage,omitempty"`
+
+	Compute []time.Duration `yaml:"compute"`        // by rank: what it does before every all-reduce, at the most
+	Late    []time.Duration `yaml:"late,omitempty"` // by rank: how long it has something else to do before every all-reduce
+	Control time.Duration   `yaml:"control"`        // pause between two steps of the controller, at the most
+	Timeout time.Duration   `yaml:"timeout"`        // of an all-reduce
+}
+
+// Damaged says which packets the links may damage.
+type Damaged string
+
+// The kinds of damage.
+const (
+	// Caught: only packets with a UDP checksum are damaged. That costs time and changes nothing.
+	Caught Damaged = ""
+	// Unprotected: workers send without checksums, and every packet may be damaged. An all-reduce may end with an error,
+	// but not with a wrong sum. The trace is not checked, for it has the damaged packets.
+	Unprotected Damaged = "unprotected"
+)
+
+// Work is one all-reduce.
+type Work struct {
+	Lanes int  `yaml:"lanes"`
+	Float bool `yaml:"float,omitempty"` // float32, otherwise int32
+}
+
+// Plan says who sums.
+type Plan struct {
+	Cohort  uint64 `yaml:"cohort"`            // ranks that the switch sums
+	Servers []int  `yaml:"servers,omitempty"` // numbers of servers; without one the switch is the finalizer
+	Pool    uint32 `yaml:"pool"`              // at least the workers'
+}
+
+// Link is a link between the switch and a host. Rates are probabilities per packet and direction.
+type Link struct {
+	Drop      float64       `yaml:"drop,omitempty"`
+	Duplicate float64       `yaml:"duplicate,omitempty"` // both copies are delayed on their own
+	Reorder   float64       `yaml:"reorder,omitempty"`   // takes longer, by Jitter on average and without bound
+	Corrupt   float64       `yaml:"corrupt,omitempty"`   // see Damaged
+	Delay     time.Duration `yaml:"delay"`               // of every packet
+	Jitter    time.Duration `yaml:"jitter,omitempty"`
+	Gap       time.Duration `yaml:"gap"`   // from the beginning of one packet to that of the next
+	Queue     int           `yaml:"queue"` // packets that wait for their gap; more are lost
+}
+
+// Crash is a worker that dies in the first job, without a word.
+type Crash struct {
+	Rank int           `yaml:"rank"`
+	At   time.Duration `yaml:"at"`
+}
+
+// Parse reads a schedule's text form. Unknown fields are errors.
+func Parse(text []byte) (*Schedule, error) {
+	s := new(Schedule)
+	if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(s); err != nil {
+		return nil, fmt.Errorf("parse schedule: %w", err)
+	}
+	if err := s.check(); err != nil {
+		return nil, fmt.Errorf("parse schedule: %w", err)
+	}
+	return s, nil
+}
+
+// String returns the schedule's text form.
+func (s *Schedule) String() string {
+	text, err := yaml.Marshal(s)
+	if err != nil {
+		panic(err) // the type has nothing that cannot be written
+	}
+	return string(text)
+}
+
+func (s *Schedule) check() error {
+	switch {
+	case s.Workers < 1 || s.Workers > wire.MaxRanks:
+		return fmt.Errorf("%d workers, want 1..%d", s.Workers, wire.MaxRanks)
+	case bits.OnesCount32(s.Pool) != 1:
+		return fmt.Errorf("pool %d, want a power of two", s.Pool)
+	case s.MaxChunks < 1 || s.Epoch == 0 || s.Jobs < 1 || len(s.Plans) == 0 || s.Timeout <= 0:
+		return fmt.Errorf("max_chunks, epoch, jobs, plans and timeout are needed")
+	case len(s.Links) != s.Workers+s.Servers:
+		return fmt.Errorf("%d links, want one for each of %d workers and %d servers", len(s.Links), s.Workers, s.Servers)
+	case len(s.Compute) != s.Workers:
+		return fmt.Errorf("%d compute times, want one for each of %d workers", len(s.Compute), s.Workers)
+	case len(s.Late) != 0 && len(s.Late) != s.Workers:
+		return fmt.Errorf("%d late times, want none or one for each of %d workers", len(s.Late), s.Workers)
+	case s.Crash != nil && (s.Crash.Rank < 0 || s.Crash.Rank >= s.Workers):
+		return fmt.Errorf("rank %d crashes, but there are %d workers", s.Crash.Rank, s.Workers)
+	}
+	for i, p := range s.Plans {
+		if p.Pool < s.Pool {
+			return fmt.Errorf("plan %d: pool %d, want at least the workers' %d", i, p.Pool, s.Pool)
+		}
+		for _, server := range p.Servers {
+			if server < 0 || server >= s.Servers {
+				return fmt.Errorf("plan %d: server %d, but there are %d", i, server, s.Servers)
+			}
+		}
+	}
+	return nil
+}
+
+// all is the mask of all ranks.
+func (s *Schedule) all() uint64 { return ^uint64(0) >> (wire.MaxRanks - s.Workers) }
+
+// MaxRate is the highest rate of each fault on each link that [Random] uses: docs/testing.md promises to cope with it.
+const MaxRate = 0.2
+
+// Random returns the schedule of a seed: a small job with anything that may happen to it.
+func Random(seed uint64) *Schedule {
+	rng := rand.New(rand.NewPCG(seed, 0x5c4ed))
+	chance := func(p float64) bool { return rng.Float64() < p }
+	upTo := func(d time.Duration) time.Duration { return time.Duration(rng.Int64N(int64(d) + 1)) }
+	s := &Schedule{
+		Seed:      seed,
+		Workers:   2 + rng.IntN(7),
+		Servers:   rng.IntN(4),
+		Pool:      1 << rng.IntN(4),
+		MaxChunks: 1 + rng.IntN(12),
+		Epoch:     []uint16{1, 2, 65533, 65534}[rng.IntN(4)],
+		Jobs:      1 + rng.IntN(2),
+		Control:   []time.Duration{100 * time.Microsecond, 5 * time.Millisecond, 200 * time.Millisecond}[rng.IntN(3)],
+		Timeout:   time.Minute,
+	}
+	// Small in sum: what makes a run long are lanes, not events.
+	for range 1 + rng.IntN(6) {
+		w := Work{Lanes: 1 + rng.IntN(64), Float: chance(0.3)}
+		if chance(0.6) {
+			w.Lanes += wire.MaxLanes * rng.IntN(12)
+		}
+		s.Vectors = append(s.Vectors, w)
+	}
+	plans := 1
+	if s.Servers > 0 {
+		plans += rng.IntN(5)
+	}
+	for range plans {
+		p := Plan{Cohort: s.all(), Pool: s.Pool << rng.IntN(2)}
+		if s.Servers > 0 && chance(0.75) {
+			p.Servers = rng.Perm(s.Servers)[:1+rng.IntN(s.Servers)]
+			switch rng.IntN(4) {
+			case 0:
+				p.Cohort = 0
+			case 1: // one straggler
+				p.Cohort &^= 1 << rng.IntN(s.Workers)
+			case 2:
+				p.Cohort &= rng.Uint64()
+			}
+		}
+		s.Plans = append(s.Plans, p)
+	}
+	link := func() Link {
+		l := Link{
+			Delay: 5*time.Microsecond + upTo(200*time.Microsecond),
+			Gap:   100*time.Nanosecond + upTo(20*time.Microsecond),
+			Queue: 4 << rng.IntN(5),
+		}
+		rate := func() float64 { return 0 }
+		switch rng.IntN(4) {
+		case 1, 2:
+			rate = func() float64 { return max(0, MaxRate*(2*rng.Float64()-1)) }
+		case 3:
+			rate = func() float64 { return MaxRate }
+		}
+		l.Drop, l.Duplicate, l.Reorder, l.Corrupt = rate(), rate(), rate(), rate()
+		if l.Reorder > 0 {
+			l.Jitter = []time.Duration{50 * time.Microsecond, time.Millisecond, 30 * time.Millisecond, time.Second}[rng.IntN(4)]
+		}
+		return l
+	}
+	usual := link()
+	for range s.Workers + s.Servers {
+		l := usual
+		if chance(0.3) {
+			l = link()
+		}
+		s.Links = append(s.Links, l)
+	}
+	for range s.Workers {
+		d := upTo(time.Millisecond)
+		if chance(0.15) {
+			d = upTo(2 * time.Second)
+		}
+		s.Compute = append(s.Compute, d)
+	}
+	if chance(0.1) {
+		s.Crash = &Crash{Rank: rng.IntN(s.Workers), At: upTo([]time.Duration{time.Millisecond, 100 * time.Millisecond}[rng.IntN(2)])}
+		s.Jobs = 2
+	}
+	if chance(0.1) {
+		s.Damage = Unprotected
+		for i := range s.Vectors {
+			s.Vectors[i].Float = false // a damaged amax would only change the scale, which is not what is looked for
+		}
+	}
+	return s
+}
