@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"xagg/bmv2"
 	"xagg/lab/demo"
 	"xagg/lab/netns"
 )
@@ -64,7 +66,7 @@ everything runs in one process.`,
 			}
 			report, err := demo.Run(cmd.Context(), opts)
 			if err != nil {
-				return demoError(err)
+				return demoError(cmd.Context(), err)
 			}
 			write := report.WriteTable
 			if output == "json" {
@@ -83,6 +85,7 @@ everything runs in one process.`,
 	f.StringSliceVar(&modes, "mode", nil, "modes to run: switch, server, hybrid, steered (default the first three, as far as the workers allow)")
 	f.StringVar(&opts.Lab, "lab", "", "netns (hosts in network namespaces, XDP; needs root) or memory (one process); default: what the privileges allow")
 	f.StringVar(&opts.Switch, "switch", demo.SwitchEngine, "engine (embedded) or simple_switch_grpc (must be installed)")
+	f.StringVar(&opts.SimpleSwitch, "simple-switch", "", "path of simple_switch_grpc (default: the one on the PATH)")
 	f.StringVar(&opts.Grads, "grads", "", "directory with *rank{R}.npy, or synthetic:N for N lanes (default: the embedded gradients)")
 	f.IntVar(&opts.Workers, "workers", 0, "number of workers (default: the ranks of the gradients; 4 for synthetic ones)")
 	f.IntVar(&opts.Rounds, "rounds", 0, "all-reduces per mode (default: each step three times)")
@@ -97,13 +100,15 @@ everything runs in one process.`,
 }
 
 // demoError gives an error of the demo its exit code.
-func demoError(err error) error {
+func demoError(ctx context.Context, err error) error {
 	var usage *demo.UsageError
-	var missing *demo.MissingError
+	var environment *bmv2.EnvironmentError
 	switch {
+	case ctx.Err() != nil:
+		return errors.New("interrupted; everything that was started is removed")
 	case errors.As(err, &usage):
 		return &exitError{exitUsage, err}
-	case errors.As(err, &missing), errors.Is(err, netns.ErrNotPermitted):
+	case errors.As(err, &environment), errors.Is(err, netns.ErrNotPermitted):
 		return &exitError{exitEnvironment, err}
 	}
 	return err
@@ -131,6 +136,9 @@ func prepareDemo(env *env, cmd *cobra.Command, opts *demo.Options, modes, stragg
 		rank, delay, err := parseStraggler(s)
 		if err != nil {
 			return err
+		}
+		if _, twice := opts.Straggler[rank]; twice {
+			return usagef("--straggler: rank %d is there twice", rank)
 		}
 		opts.Straggler[rank] = delay
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -18,6 +19,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 
 	"xagg/api"
 	"xagg/bmv2/fault"
@@ -59,11 +61,13 @@ type Options struct {
 	Faults    []fault.Spec          // what happens on the links of the switch's ports
 	// NoChecksum has the workers send without UDP checksums.
 	NoChecksum bool
-	Seed       uint64        // of the plans that ModeSteered draws
-	Pcap       string        // file that all frames of all switch ports are written to and that is checked then
-	Timeout    time.Duration // of one all-reduce
-	Progress   func(format string, args ...any)
-	Log        *slog.Logger
+	Seed       uint64 // of the plans that ModeSteered draws
+	// SimpleSwitch is the program of SwitchSimpleSwitch; empty: the one on the PATH.
+	SimpleSwitch string
+	Pcap         string        // file that all frames of all switch ports are written to and that is checked then
+	Timeout      time.Duration // of one all-reduce
+	Progress     func(format string, args ...any)
+	Log          *slog.Logger
 }
 
 // UsageError is an error of options that do not fit each other.
@@ -75,16 +79,6 @@ func usagef(format string, args ...any) error {
 	return &UsageError{fmt.Sprintf(format, args...)}
 }
 
-// MissingError is an error of a machine that lacks something.
-type MissingError struct {
-	What string // the program
-	Cure string // what to do
-}
-
-func (e *MissingError) Error() string {
-	return fmt.Sprintf("%s is not on the PATH: %s", e.What, e.Cure)
-}
-
 // validate checks the options and fills in what was left open.
 func (o *Options) validate() error {
 	if o.Set.Ranks() < o.Workers || o.Workers < 1 {
@@ -93,8 +87,11 @@ func (o *Options) validate() error {
 	if o.Workers > wire.MaxRanks {
 		return usagef("%d workers: a job has at most %d", o.Workers, wire.MaxRanks)
 	}
-	if o.Rounds < 0 {
-		return usagef("%d rounds", o.Rounds)
+	if o.Rounds < 0 || o.Rounds > grads.MaxRounds {
+		return usagef("%d rounds: want 1 to %d, or 0 for each step %d times", o.Rounds, grads.MaxRounds, grads.RepeatsPerStep)
+	}
+	if o.Timeout <= 0 {
+		return usagef("timeout %v: want a positive duration", o.Timeout)
 	}
 	for _, mode := range o.Modes {
 		if !slices.Contains(Modes, mode) && mode != ModeSteered {
@@ -109,7 +106,7 @@ func (o *Options) validate() error {
 			return usagef("straggler %d: ranks are 0 to %d", rank, o.Workers-1)
 		}
 		if delay < 0 {
-			return usagef("straggler %d: delay %v", rank, delay)
+			return usagef("straggler %d: delay %v: want a duration that is not negative", rank, delay)
 		}
 	}
 	switch {
@@ -127,15 +124,20 @@ func (o *Options) validate() error {
 		return usagef("a capture that is to be checked and faults that corrupt packets do not go together: leave out one of them")
 	}
 	if len(o.Steer) == 0 {
-		for rank := range o.Straggler {
-			o.Steer = append(o.Steer, rank)
-		}
-		slices.Sort(o.Steer)
-		if len(o.Steer) == 0 || o.Workers-len(o.Steer) < 2 {
-			o.Steer = []int{o.Workers - 1}
-		}
+		o.Steer = o.slowest()
 	}
 	return nil
+}
+
+// slowest returns the stragglers, the slowest first and at most as many as leave two ranks for the switch to sum; the
+// last rank if there are none.
+func (o *Options) slowest() []int {
+	late := func(a, b int) int { return cmp.Or(cmp.Compare(o.Straggler[b], o.Straggler[a]), cmp.Compare(a, b)) }
+	ranks := slices.SortedFunc(maps.Keys(o.Straggler), late)
+	if len(ranks) == 0 {
+		ranks = []int{o.Workers - 1}
+	}
+	return ranks[:min(len(ranks), max(o.Workers-2, 1))]
 }
 
 // reduced is what a worker holds after one all-reduce.
@@ -176,6 +178,9 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 			return nil, usagef("fault %q: there is nothing at port %d; workers are at ports 1 to %d, the server is at port %d",
 				f, f.Port, opts.Workers, topology.Servers[0].Port)
 		}
+	}
+	if err := opts.readable(); err != nil {
+		return nil, err
 	}
 	opts.Progress("starting the lab: %s, %d workers, one switch (%s), servers: %d", opts.Lab, opts.Workers, opts.Switch, servers)
 	start := startNetns
@@ -222,6 +227,18 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 	}
 	report.Exact = report.Exact && report.Capture.OK
 	return report, nil
+}
+
+// readable reads all vectors that are to be summed: what is wrong with one should be said before anything is started.
+func (o *Options) readable() error {
+	for _, step := range slices.Compact(slices.Sorted(slices.Values(o.Set.Schedule(o.Rounds)))) {
+		for rank := range o.Workers {
+			if _, err := o.Set.Vector(step, rank); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // abortGrace is how long the workers of a job have to end by themselves when one of them has failed. The controller
@@ -288,7 +305,7 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 	faults := bed.faults()
 	job, err := client.CreateJob(ctx, req)
 	if err != nil {
-		return fail(fmt.Errorf("create job: %w", err))
+		return fail(fmt.Errorf("create job: %s", status.Convert(err).Message()))
 	}
 	opts.Progress("%s: job %d: %s", mode, job.Id, job.Explanation)
 
@@ -351,7 +368,7 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 		return fail(fmt.Errorf("ask the controller for its status: %w", err))
 	}
 	if _, err := client.RemoveJob(ctx, &api.RemoveJobRequest{Name: job.Name}); err != nil {
-		return fail(fmt.Errorf("remove job: %w", err))
+		return fail(fmt.Errorf("remove job: %s", status.Convert(err).Message()))
 	}
 	run.Faults = since(faults, bed.faults())
 	run.Reasons = map[string]map[string]uint64{"switch": risen(before.GetSwitch().GetReasons(), after.GetSwitch().GetReasons())}

@@ -21,12 +21,14 @@ import (
 	"google.golang.org/grpc"
 
 	"xagg/api"
+	"xagg/bmv2"
 	"xagg/bmv2/capture"
 	"xagg/bmv2/fault"
 	"xagg/internal/endpoint"
 	"xagg/lab"
 	"xagg/lab/netns"
 	"xagg/worker/replay"
+	"xagg/xdp"
 )
 
 // startTimeout bounds the time until switch, servers and controller are ready.
@@ -39,7 +41,8 @@ type namespaces struct {
 	opts     *Options
 	xagg     string // this program
 	conn     *endpoint.Conn
-	capture  *capture.Capture // of a real switch's ports
+	target   *bmv2.SimpleSwitch // nil with the engine
+	capture  *capture.Capture   // of a real switch's ports
 	daemons  []*daemon
 }
 
@@ -83,13 +86,14 @@ func (n *namespaces) socket(name string) string {
 func (n *namespaces) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := n.startSwitch(); err != nil {
+	if err := n.startSwitch(ctx); err != nil {
 		return err
 	}
 	var agents []string
 	for _, h := range n.topology.Servers {
 		agents = append(agents, n.socket(h.Name))
-		err := n.daemon(h.Name, h.Name, n.xagg, "server", "--interface", netns.HostInterface, "--listen", n.socket(h.Name), "--name", h.Name)
+		err := n.daemon(h.Name, h.Name, "server", "--interface", netns.HostInterface, "--listen", n.socket(h.Name), "--name", h.Name,
+			"--memory", n.memory())
 		if err != nil {
 			return err
 		}
@@ -103,7 +107,7 @@ func (n *namespaces) start(ctx context.Context) error {
 		return fmt.Errorf("write the controller's configuration: %w", err)
 	}
 	// The controller talks through unix sockets only and may sit in any namespace; the switch's is there already.
-	if err := n.daemon("controller", netns.Switch, n.xagg, "controller", "--config", file); err != nil {
+	if err := n.daemon("controller", netns.Switch, "controller", "--config", file); err != nil {
 		return err
 	}
 	n.conn, err = endpoint.Dial(n.socket("controller"))
@@ -113,51 +117,56 @@ func (n *namespaces) start(ctx context.Context) error {
 	return n.ready(ctx)
 }
 
-func (n *namespaces) startSwitch() error {
-	program, first := n.xagg, []string{"switch"}
+// memory returns the size of a server's memory: twice what one of the demo's jobs needs, and not less than the default.
+func (n *namespaces) memory() string {
+	const rounds = 2 // that a job's lease holds
+	size := 2 * rounds * xdp.SlotSize * xdp.Size(chunks(n.opts.Set.MaxLen()))
+	const mib = 1 << 20
+	return fmt.Sprintf("%dMiB", max(64, (size+mib-1)/mib))
+}
+
+func (n *namespaces) startSwitch(ctx context.Context) error {
 	if n.opts.Switch == SwitchSimpleSwitch {
-		var err error
-		if program, err = exec.LookPath(SwitchSimpleSwitch); err != nil {
-			return &MissingError{SwitchSimpleSwitch, "install it, or use the embedded engine (--switch " + SwitchEngine + ")"}
-		}
-		first = nil
+		return n.startSimpleSwitch(ctx)
 	}
-	args := append(first, "--no-p4", "--device-id", "0")
+	args := []string{"switch", "--no-p4", "--device-id", "0"}
+	for _, h := range n.lab.Hosts() {
+		args = append(args, "-i", fmt.Sprintf("%d@%s", h.Port, netns.PortName(h.Port)))
+	}
+	if n.opts.Pcap != "" {
+		args = append(args, "--pcap", n.opts.Pcap)
+	}
+	args = append(args, "--", "--grpc-server-addr", n.socket("switch"), "--cpu-port", strconv.Itoa(lab.CPUPort))
+	return n.daemon("switch", netns.Switch, args...)
+}
+
+func (n *namespaces) startSimpleSwitch(ctx context.Context) (err error) {
+	config := bmv2.Config{Ports: map[uint16]string{}, CPUPort: lab.CPUPort, GRPCAddr: n.socket("switch"), Log: n.opts.Log}
 	var interfaces []capture.Interface
 	for _, h := range n.lab.Hosts() {
 		name := netns.PortName(h.Port)
-		args = append(args, "-i", fmt.Sprintf("%d@%s", h.Port, name))
+		config.Ports[uint16(h.Port)] = name
 		interfaces = append(interfaces, capture.Interface{Name: name})
 	}
-	switch {
-	case n.opts.Pcap == "":
-	case n.opts.Switch == SwitchEngine:
-		args = append(args, "--pcap", n.opts.Pcap)
-	default:
-		err := n.lab.Do(netns.Switch, func() (err error) {
-			n.capture, err = capture.Start(n.opts.Pcap, "", interfaces)
-			return err
-		})
-		if err != nil {
+	path := n.lab.Path(netns.Switch)
+	if n.opts.Pcap != "" {
+		if n.capture, err = capture.Start(n.opts.Pcap, path, interfaces); err != nil {
 			return fmt.Errorf("capture the switch's ports: %w", err)
 		}
 	}
-	args = append(args, "--", "--grpc-server-addr", n.socket("switch"), "--cpu-port", strconv.Itoa(lab.CPUPort))
-	return n.daemon("switch", netns.Switch, program, args...)
+	n.target, err = bmv2.StartSimpleSwitch(ctx, bmv2.SimpleSwitchConfig{Config: config, Binary: n.opts.SimpleSwitch, NetNS: path})
+	return err
 }
 
-// daemon starts a program in a host with the given arguments.
-func (n *namespaces) daemon(name, host, program string, args ...string) error {
+// daemon starts this program in a host with the given arguments.
+func (n *namespaces) daemon(name, host string, args ...string) error {
 	d := &daemon{name: name, log: filepath.Join(n.lab.Dir(), name+".log")}
 	log, err := os.Create(d.log)
 	if err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
 	}
-	defer log.Close() // the child has its own
-	if program == n.xagg {
-		args = append([]string{"--log-format", "text"}, args...) // its end may be shown to a person
-	}
-	cmd := exec.Command(program, args...)
+	defer log.Close()                                                                 // the child has its own
+	cmd := exec.Command(n.xagg, append([]string{"--log-format", "text"}, args...)...) // its end may be shown to a person
 	cmd.Stdout, cmd.Stderr = log, log
 	if d.child, err = n.lab.Start(host, cmd); err != nil {
 		return err
@@ -172,6 +181,13 @@ func (n *namespaces) dead() error {
 		select {
 		case <-d.child.Done():
 			return fmt.Errorf("%s has ended (%v):\n%s", d.name, d.child.Wait(), tail(d.log))
+		default:
+		}
+	}
+	if n.target != nil {
+		select {
+		case <-n.target.Done():
+			return fmt.Errorf("%s has ended:\n%s", n.target.Name(), n.target.Log())
 		default:
 		}
 	}
@@ -315,6 +331,9 @@ func (n *namespaces) close() error {
 	var errs []error
 	if n.conn != nil {
 		errs = append(errs, n.conn.Close())
+	}
+	if n.target != nil {
+		errs = append(errs, n.target.Close())
 	}
 	if n.capture != nil {
 		errs = append(errs, n.capture.Close())

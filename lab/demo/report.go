@@ -107,6 +107,10 @@ func (r *Report) WriteTable(w io.Writer) error {
 		if run.Error != "" {
 			fmt.Fprintf(w, "%s: not exact: %s\n", run.Mode, run.Error)
 		}
+		if run.Saturated > 0 {
+			fmt.Fprintf(w, "%s: %d values did not fit the scale of the round before and were clipped; the rest went into the next "+
+				"all-reduce. The sums are exact, the error of those rounds is large.\n", run.Mode, run.Saturated)
+		}
 	}
 	for _, run := range r.Runs {
 		if run.Mode == ModeSteered {

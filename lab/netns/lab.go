@@ -147,6 +147,9 @@ func (l *Lab) Dir() string { return l.dir }
 // Namespace returns the name that the network namespace of a host, or of [Switch], has on the machine.
 func (l *Lab) Namespace(host string) string { return "xagg-" + l.id + "-" + host }
 
+// Path returns the file through which a host's network namespace, or that of [Switch], can be entered.
+func (l *Lab) Path(host string) string { return filepath.Join(mountDir, l.Namespace(host)) }
+
 // Hosts returns the lab's hosts.
 func (l *Lab) Hosts() []Host { return l.spec.Hosts }
 
