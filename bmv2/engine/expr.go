@@ -425,26 +425,41 @@ func (c *compiler) compileU(n *node) (valueFn, error) {
 			return 0
 		}, nil
 	case "?":
-		cond, err := c.compileB(n.c)
-		if err != nil {
-			return nil, err
-		}
-		l, err := c.compileU(n.l)
-		if err != nil {
-			return nil, err
-		}
-		r, err := c.compileU(n.r)
-		if err != nil {
-			return nil, err
-		}
-		return func(m *machine) uint64 {
-			if cond(m) {
-				return l(m)
-			}
-			return r(m)
-		}, nil
+		return compileChoice(c, n, c.compileU)
 	}
 	return c.lowWord(n)
+}
+
+// words is compileW for values of k words.
+func (c *compiler) words(k int) func(*node) (wideFn, error) {
+	return func(n *node) (wideFn, error) { return c.compileW(n, k) }
+}
+
+// compileBoth compiles two operands in the same way.
+func compileBoth[F any](compile func(*node) (F, error), ln, rn *node) (l, r F, err error) {
+	if l, err = compile(ln); err != nil {
+		return l, r, err
+	}
+	r, err = compile(rn)
+	return l, r, err
+}
+
+// compileChoice compiles a conditional expression whose branches are compiled by compile.
+func compileChoice[T any, F ~func(*machine) T](c *compiler, n *node, compile func(*node) (F, error)) (F, error) {
+	cond, err := c.compileB(n.c)
+	if err != nil {
+		return nil, err
+	}
+	l, r, err := compileBoth(compile, n.l, n.r)
+	if err != nil {
+		return nil, err
+	}
+	return func(m *machine) T {
+		if cond(m) {
+			return l(m)
+		}
+		return r(m)
+	}, nil
 }
 
 // lowWord computes a node whose operands need more than a word, and keeps its lowest.
@@ -564,11 +579,7 @@ func (c *compiler) compileDivU(n *node) (valueFn, error) {
 	if !n.l.exact64() || !n.r.exact64() {
 		return c.lowWord(n)
 	}
-	l, err := c.compileU(n.l)
-	if err != nil {
-		return nil, err
-	}
-	r, err := c.compileU(n.r)
+	l, r, err := compileBoth(c.compileU, n.l, n.r)
 	if err != nil {
 		return nil, err
 	}
@@ -651,11 +662,7 @@ func (c *compiler) compileWords(n *node, k int) (wideFn, error) {
 	}
 	switch n.op {
 	case "+", "-", "*", "&", "|", "^":
-		l, err := c.compileW(n.l, k)
-		if err != nil {
-			return nil, err
-		}
-		r, err := c.compileW(n.r, k)
+		l, r, err := compileBoth(c.words(k), n.l, n.r)
 		if err != nil {
 			return nil, err
 		}
@@ -718,24 +725,7 @@ func (c *compiler) compileWords(n *node, k int) (wideFn, error) {
 			return d[:k:k]
 		}, nil
 	case "?":
-		cond, err := c.compileB(n.c)
-		if err != nil {
-			return nil, err
-		}
-		l, err := c.compileW(n.l, k)
-		if err != nil {
-			return nil, err
-		}
-		r, err := c.compileW(n.r, k)
-		if err != nil {
-			return nil, err
-		}
-		return func(m *machine) []uint64 {
-			if cond(m) {
-				return l(m)
-			}
-			return r(m)
-		}, nil
+		return compileChoice(c, n, c.words(k))
 	}
 	return nil, fmt.Errorf("operator %q is not a number", n.op)
 }
@@ -855,11 +845,7 @@ func (c *compiler) compileB(n *node) (boolFn, error) {
 	}
 	switch n.op {
 	case "and", "or":
-		l, err := c.compileB(n.l)
-		if err != nil {
-			return nil, err
-		}
-		r, err := c.compileB(n.r)
+		l, r, err := compileBoth(c.compileB, n.l, n.r)
 		if err != nil {
 			return nil, err
 		}
@@ -886,32 +872,11 @@ func (c *compiler) compileB(n *node) (boolFn, error) {
 		}
 		return c.compileCompare("!=", n.r, constNode(new(big.Int)))
 	case "?":
-		cond, err := c.compileB(n.c)
-		if err != nil {
-			return nil, err
-		}
-		l, err := c.compileB(n.l)
-		if err != nil {
-			return nil, err
-		}
-		r, err := c.compileB(n.r)
-		if err != nil {
-			return nil, err
-		}
-		return func(m *machine) bool {
-			if cond(m) {
-				return l(m)
-			}
-			return r(m)
-		}, nil
+		return compileChoice(c, n, c.compileB)
 	case "==", "!=":
 		switch n.l.typ {
 		case typeBool:
-			l, err := c.compileB(n.l)
-			if err != nil {
-				return nil, err
-			}
-			r, err := c.compileB(n.r)
+			l, r, err := compileBoth(c.compileB, n.l, n.r)
 			if err != nil {
 				return nil, err
 			}
@@ -999,11 +964,7 @@ func (c *compiler) compileCompare(op string, ln, rn *node) (boolFn, error) {
 		return nil, err
 	}
 	k := max(kl, kr)
-	l, err := c.compileW(ln, k)
-	if err != nil {
-		return nil, err
-	}
-	r, err := c.compileW(rn, k)
+	l, r, err := compileBoth(c.words(k), ln, rn)
 	if err != nil {
 		return nil, err
 	}
