@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"xagg/bmv2"
 	"xagg/lab/demo"
 	"xagg/lab/netns"
 )
@@ -99,17 +98,13 @@ everything runs in one process.`,
 	return cmd
 }
 
-// demoError gives an error of the demo its exit code.
+// demoError says what an error of the demo means on a command line.
 func demoError(ctx context.Context, err error) error {
-	var usage *demo.UsageError
-	var environment *bmv2.EnvironmentError
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return errors.New("interrupted; everything that was started is removed")
-	case errors.As(err, &usage):
+	}
+	if _, ok := errors.AsType[*demo.UsageError](err); ok {
 		return &exitError{exitUsage, err}
-	case errors.As(err, &environment), errors.Is(err, netns.ErrNotPermitted):
-		return &exitError{exitEnvironment, err}
 	}
 	return err
 }

@@ -18,6 +18,7 @@ import (
 
 	"xagg/bmv2"
 	"xagg/internal/endpoint"
+	"xagg/lab/netns"
 	"xagg/xdp"
 )
 
@@ -92,7 +93,8 @@ func lacking(err error) bool {
 		machine *bmv2.EnvironmentError
 		device  *xdp.NoInterfaceError
 	)
-	return errors.As(err, &address) || errors.As(err, &machine) || errors.As(err, &device) || errors.Is(err, xdp.ErrPrivileges)
+	return errors.As(err, &address) || errors.As(err, &machine) || errors.As(err, &device) ||
+		errors.Is(err, xdp.ErrPrivileges) || errors.Is(err, netns.ErrNotPermitted)
 }
 
 // daemon marks the commands that run until they are stopped: their logs are for machines unless a person looks on.

@@ -179,7 +179,8 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 				f, f.Port, opts.Workers, topology.Servers[0].Port)
 		}
 	}
-	if err := opts.readable(); err != nil {
+	// What is wrong with a vector should be said before anything is started.
+	if err := opts.Set.Check(opts.Workers, opts.Rounds); err != nil {
 		return nil, err
 	}
 	opts.Progress("starting the lab: %s, %d workers, one switch (%s), servers: %d", opts.Lab, opts.Workers, opts.Switch, servers)
@@ -227,18 +228,6 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 	}
 	report.Exact = report.Exact && report.Capture.OK
 	return report, nil
-}
-
-// readable reads all vectors that are to be summed: what is wrong with one should be said before anything is started.
-func (o *Options) readable() error {
-	for _, step := range slices.Compact(slices.Sorted(slices.Values(o.Set.Schedule(o.Rounds)))) {
-		for rank := range o.Workers {
-			if _, err := o.Set.Vector(step, rank); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // abortGrace is how long the workers of a job have to end by themselves when one of them has failed. The controller

@@ -2,6 +2,7 @@ package demo
 
 import (
 	"context"
+
 	"google.golang.org/grpc"
 
 	"xagg/api"

@@ -25,6 +25,7 @@ type Set struct {
 	steps []string
 	lens  []int
 	load  func(step, rank int) ([]float32, error)
+	made  bool // by Synthetic: every vector can be had and is finite
 }
 
 // Ranks returns the number of ranks that every step has a vector for.
@@ -80,6 +81,23 @@ const MaxSynthetic = 1 << 28
 
 // MaxRounds is the largest number of all-reduces of a run.
 const MaxRounds = 1 << 20
+
+// Check reads all vectors of the first ranks that a run with these rounds needs, and returns what is wrong with one.
+func (s *Set) Check(ranks, rounds int) error {
+	if s.made {
+		return nil
+	}
+	needed := s.Schedule(rounds)
+	slices.Sort(needed)
+	for _, step := range slices.Compact(needed) {
+		for rank := range ranks {
+			if _, err := s.Vector(step, rank); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
 
 // SyntheticSteps is the number of steps that Parse gives a synthetic set.
 const SyntheticSteps = 3
@@ -204,7 +222,7 @@ func header(fsys fs.FS, name string) (npy.Header, error) {
 // Synthetic returns a set of n values a vector that is the same on every machine: it depends on step, rank and index
 // alone. The values look like gradients: mostly small, of both signs, with heavy tails.
 func Synthetic(n, ranks, steps int) *Set {
-	s := &Set{ranks: ranks}
+	s := &Set{ranks: ranks, made: true}
 	for step := range steps {
 		s.steps = append(s.steps, fmt.Sprintf("synthetic%03d", step))
 		s.lens = append(s.lens, n)

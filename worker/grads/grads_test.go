@@ -154,3 +154,27 @@ func TestSchedule(t *testing.T) {
 		}
 	}
 }
+
+func TestCheck(t *testing.T) {
+	set, err := grads.Open(fstest.MapFS{
+		"a-rank0.npy": vec(1, 2),
+		"a-rank1.npy": vec(3, 4),
+		"b-rank0.npy": vec(5, 6),
+		"b-rank1.npy": vec(7, float32(math.NaN())),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := set.Check(2, 0); err == nil || !strings.Contains(err.Error(), "step b, rank 1: value 1 is NaN") {
+		t.Errorf("check of all vectors: %v, want step, rank and index of the NaN", err)
+	}
+	if err := set.Check(1, 0); err != nil {
+		t.Errorf("check of rank 0 alone: %v", err)
+	}
+	if err := set.Check(2, grads.RepeatsPerStep); err != nil {
+		t.Errorf("check of a run over the first step alone: %v", err)
+	}
+	if err := grads.Synthetic(10, 2, 2).Check(2, 0); err != nil {
+		t.Errorf("check of a synthetic set: %v", err)
+	}
+}

@@ -304,6 +304,10 @@ func (e *Endpoint) Done() bool { return e.done }
 // Info describes the all-reduce that was done last.
 func (e *Endpoint) Info() Info { return e.info }
 
+// Epoch returns the epoch of the plan that the newest round runs or ran under. When it changes, every RESULT of the
+// rounds before is in: one round is under way at a time.
+func (e *Endpoint) Epoch() uint16 { return e.round.header.Epoch }
+
 // Stats returns the counts so far.
 func (e *Endpoint) Stats() Stats {
 	s := e.round.stats
