@@ -188,24 +188,18 @@ func (s *SimpleSwitch) run(netns string) error {
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked
-		if netns != "" {
-			f, err := os.Open(netns)
-			if err == nil {
-				err = unix.Setns(int(f.Fd()), unix.CLONE_NEWNET)
-				f.Close()
+		err := port.InNetNS(netns, func() error {
+			if err := s.cmd.Start(); err != nil {
+				return err
 			}
-			if err != nil {
-				started <- fmt.Errorf("enter network namespace %s: %w", netns, err)
-				return
-			}
-		}
-		err := s.cmd.Start()
-		started <- err
+			started <- nil
+			s.err = s.cmd.Wait()
+			close(s.done)
+			return nil
+		})
 		if err != nil {
-			return
+			started <- err
 		}
-		s.err = s.cmd.Wait()
-		close(s.done)
 	}()
 	return <-started
 }
