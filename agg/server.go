@@ -15,6 +15,10 @@ type ServerPlan struct {
 	Chunks     uint32 // chunks per round that the lease has room for
 	Rounds     uint32 // rounds that the lease has room for, a power of two, at least 2
 	NextEpoch  uint16 // armed epoch, 0 = none
+	Quorum     uint32 // ranks that are enough to close a chunk; 0 = all have to be in
+	WaitUs     uint32 // ... when its first arrival is so long ago, in microseconds
+	Async      bool   // running sums; the lease has 4 rounds
+	Staleness  uint32 // ... contributions that a rank may be ahead of the slowest
 }
 
 // Server is the reference model of xdp/xagg.bpf.c. Its zero value is not usable, see [NewServer].

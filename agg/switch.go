@@ -17,6 +17,8 @@ type SwitchPlan struct {
 	Base       uint32 // first slot of the epoch's half of the lease
 	Pool       uint32 // slots per version, a power of two; the half has 2*Pool slots. 0 only without a cohort
 	NextEpoch  uint16 // armed epoch, 0 = none
+	Quorum     bool   // a duplicate flushes an open slot
+	WaitUs     uint32 // ... whose first arrival is so long ago, in microseconds
 }
 
 // final reports whether the switch closes the plan's chunks itself.

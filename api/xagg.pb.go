@@ -385,6 +385,8 @@ type CreateJobRequest struct {
 	Ranks         uint32                 `protobuf:"varint,2,opt,name=ranks,proto3" json:"ranks,omitempty"`                       // number of workers, 1..64
 	MaxElems      uint32                 `protobuf:"varint,3,opt,name=max_elems,json=maxElems,proto3" json:"max_elems,omitempty"` // lanes of the largest vector
 	Policy        *Policy                `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`                      // absent: the controller's configured policy
+	Consistency   *Consistency           `protobuf:"bytes,5,opt,name=consistency,proto3" json:"consistency,omitempty"`            // absent: sync
+	Depth         uint32                 `protobuf:"varint,6,opt,name=depth,proto3" json:"depth,omitempty"`                       // rounds that may be under way, 1..16; 0 = 1
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -447,6 +449,97 @@ func (x *CreateJobRequest) GetPolicy() *Policy {
 	return nil
 }
 
+func (x *CreateJobRequest) GetConsistency() *Consistency {
+	if x != nil {
+		return x.Consistency
+	}
+	return nil
+}
+
+func (x *CreateJobRequest) GetDepth() uint32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
+// Consistency says what a result is the sum of. It stays for a job's life.
+type Consistency struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Mode          string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`                    // "sync" (or empty), "quorum" or "async"
+	Quorum        uint32                 `protobuf:"varint,2,opt,name=quorum,proto3" json:"quorum,omitempty"`               // quorum: ranks that are enough, 1..ranks
+	WaitUs        uint32                 `protobuf:"varint,3,opt,name=wait_us,json=waitUs,proto3" json:"wait_us,omitempty"` // quorum: how long a chunk is kept open for more, in microseconds from its first arrival
+	Staleness     uint32                 `protobuf:"varint,4,opt,name=staleness,proto3" json:"staleness,omitempty"`         // async: contributions that a rank may be ahead of the slowest
+	Rounds        uint32                 `protobuf:"varint,5,opt,name=rounds,proto3" json:"rounds,omitempty"`               // quorum: rounds that servers keep for stragglers, a power of two; 0 = the default
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Consistency) Reset() {
+	*x = Consistency{}
+	mi := &file_xagg_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Consistency) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Consistency) ProtoMessage() {}
+
+func (x *Consistency) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Consistency.ProtoReflect.Descriptor instead.
+func (*Consistency) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Consistency) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *Consistency) GetQuorum() uint32 {
+	if x != nil {
+		return x.Quorum
+	}
+	return 0
+}
+
+func (x *Consistency) GetWaitUs() uint32 {
+	if x != nil {
+		return x.WaitUs
+	}
+	return 0
+}
+
+func (x *Consistency) GetStaleness() uint32 {
+	if x != nil {
+		return x.Staleness
+	}
+	return 0
+}
+
+func (x *Consistency) GetRounds() uint32 {
+	if x != nil {
+		return x.Rounds
+	}
+	return 0
+}
+
 type Job struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -462,14 +555,18 @@ type Job struct {
 	Left          uint64                 `protobuf:"varint,11,opt,name=left,proto3" json:"left,omitempty"`             // mask
 	State         string                 `protobuf:"bytes,12,opt,name=state,proto3" json:"state,omitempty"`            // "waiting", "installing", "running", "finished" or "aborted"
 	Error         string                 `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`            // why it was aborted
-	Change        *Change                `protobuf:"bytes,14,opt,name=change,proto3" json:"change,omitempty"`          // absent unless the plan changes; until no rank needs the old plan any more, the fields above are its
+	Consistency   *Consistency           `protobuf:"bytes,15,opt,name=consistency,proto3" json:"consistency,omitempty"`
+	Depth         uint32                 `protobuf:"varint,16,opt,name=depth,proto3" json:"depth,omitempty"`
+	Gone          uint64                 `protobuf:"varint,17,opt,name=gone,proto3" json:"gone,omitempty"`        // mask of the ranks of a quorum job that are not there at present
+	Recovery      string                 `protobuf:"bytes,18,opt,name=recovery,proto3" json:"recovery,omitempty"` // what a recovery that is under way waits for, in words; empty = there is none
+	Change        *Change                `protobuf:"bytes,14,opt,name=change,proto3" json:"change,omitempty"`     // absent unless the plan changes; until no rank needs the old plan any more, the fields above are its
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_xagg_proto_msgTypes[6]
+	mi := &file_xagg_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -481,7 +578,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[6]
+	mi := &file_xagg_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -494,7 +591,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{6}
+	return file_xagg_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Job) GetName() string {
@@ -588,6 +685,34 @@ func (x *Job) GetError() string {
 	return ""
 }
 
+func (x *Job) GetConsistency() *Consistency {
+	if x != nil {
+		return x.Consistency
+	}
+	return nil
+}
+
+func (x *Job) GetDepth() uint32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
+func (x *Job) GetGone() uint64 {
+	if x != nil {
+		return x.Gone
+	}
+	return 0
+}
+
+func (x *Job) GetRecovery() string {
+	if x != nil {
+		return x.Recovery
+	}
+	return ""
+}
+
 func (x *Job) GetChange() *Change {
 	if x != nil {
 		return x.Change
@@ -610,7 +735,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_xagg_proto_msgTypes[7]
+	mi := &file_xagg_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -622,7 +747,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[7]
+	mi := &file_xagg_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -635,7 +760,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{7}
+	return file_xagg_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Change) GetEpoch() uint32 {
@@ -689,7 +814,7 @@ type RemoveJobRequest struct {
 
 func (x *RemoveJobRequest) Reset() {
 	*x = RemoveJobRequest{}
-	mi := &file_xagg_proto_msgTypes[8]
+	mi := &file_xagg_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -701,7 +826,7 @@ func (x *RemoveJobRequest) String() string {
 func (*RemoveJobRequest) ProtoMessage() {}
 
 func (x *RemoveJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[8]
+	mi := &file_xagg_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -714,7 +839,7 @@ func (x *RemoveJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveJobRequest.ProtoReflect.Descriptor instead.
 func (*RemoveJobRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{8}
+	return file_xagg_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RemoveJobRequest) GetName() string {
@@ -732,7 +857,7 @@ type RemoveJobReply struct {
 
 func (x *RemoveJobReply) Reset() {
 	*x = RemoveJobReply{}
-	mi := &file_xagg_proto_msgTypes[9]
+	mi := &file_xagg_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -744,7 +869,7 @@ func (x *RemoveJobReply) String() string {
 func (*RemoveJobReply) ProtoMessage() {}
 
 func (x *RemoveJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[9]
+	mi := &file_xagg_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -757,7 +882,7 @@ func (x *RemoveJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveJobReply.ProtoReflect.Descriptor instead.
 func (*RemoveJobReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{9}
+	return file_xagg_proto_rawDescGZIP(), []int{10}
 }
 
 type SteerRequest struct {
@@ -770,7 +895,7 @@ type SteerRequest struct {
 
 func (x *SteerRequest) Reset() {
 	*x = SteerRequest{}
-	mi := &file_xagg_proto_msgTypes[10]
+	mi := &file_xagg_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +907,7 @@ func (x *SteerRequest) String() string {
 func (*SteerRequest) ProtoMessage() {}
 
 func (x *SteerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[10]
+	mi := &file_xagg_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +920,7 @@ func (x *SteerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SteerRequest.ProtoReflect.Descriptor instead.
 func (*SteerRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{10}
+	return file_xagg_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SteerRequest) GetJob() string {
@@ -816,15 +941,16 @@ type ReportRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"` // name
 	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
-	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"` // of the job's incarnation, as the ready event said
-	Epoch         uint32                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"`            // of the job's incarnation, as the ready event said
+	Epoch         uint32                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`      // every round under older ones is finished; 0 = this report does not say
+	Progress      *Progress              `protobuf:"bytes,5,opt,name=progress,proto3" json:"progress,omitempty"` // absent: this report does not say
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_xagg_proto_msgTypes[11]
+	mi := &file_xagg_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -836,7 +962,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[11]
+	mi := &file_xagg_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -849,7 +975,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{11}
+	return file_xagg_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReportRequest) GetJob() string {
@@ -880,6 +1006,114 @@ func (x *ReportRequest) GetEpoch() uint32 {
 	return 0
 }
 
+func (x *ReportRequest) GetProgress() *Progress {
+	if x != nil {
+		return x.Progress
+	}
+	return nil
+}
+
+// Progress is how far a worker is.
+type Progress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Waiting       bool                   `protobuf:"varint,1,opt,name=waiting,proto3" json:"waiting,omitempty"`                         // an all-reduce is under way; else the worker computes
+	Round         uint32                 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`                             // number of the oldest unfinished round, or of the next one
+	ChunksLeft    uint32                 `protobuf:"varint,3,opt,name=chunks_left,json=chunksLeft,proto3" json:"chunks_left,omitempty"` // of it
+	Chunk         uint32                 `protobuf:"varint,4,opt,name=chunk,proto3" json:"chunk,omitempty"`                             // the first of them
+	Missing       uint64                 `protobuf:"varint,5,opt,name=missing,proto3" json:"missing,omitempty"`                         // mask of the ranks that aggregators said they wait for; 0 = nobody has said anything
+	AtServer      bool                   `protobuf:"varint,6,opt,name=at_server,json=atServer,proto3" json:"at_server,omitempty"`       // a server said it; else the switch, if anybody did
+	ForUs         uint64                 `protobuf:"varint,7,opt,name=for_us,json=forUs,proto3" json:"for_us,omitempty"`                // how long the worker has been waiting, or computing, in microseconds
+	Key           string                 `protobuf:"bytes,8,opt,name=key,proto3" json:"key,omitempty"`                                  // of the all-reduce
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Progress) Reset() {
+	*x = Progress{}
+	mi := &file_xagg_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Progress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Progress) ProtoMessage() {}
+
+func (x *Progress) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Progress.ProtoReflect.Descriptor instead.
+func (*Progress) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Progress) GetWaiting() bool {
+	if x != nil {
+		return x.Waiting
+	}
+	return false
+}
+
+func (x *Progress) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *Progress) GetChunksLeft() uint32 {
+	if x != nil {
+		return x.ChunksLeft
+	}
+	return 0
+}
+
+func (x *Progress) GetChunk() uint32 {
+	if x != nil {
+		return x.Chunk
+	}
+	return 0
+}
+
+func (x *Progress) GetMissing() uint64 {
+	if x != nil {
+		return x.Missing
+	}
+	return 0
+}
+
+func (x *Progress) GetAtServer() bool {
+	if x != nil {
+		return x.AtServer
+	}
+	return false
+}
+
+func (x *Progress) GetForUs() uint64 {
+	if x != nil {
+		return x.ForUs
+	}
+	return 0
+}
+
+func (x *Progress) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
 type ReportReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -888,7 +1122,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_xagg_proto_msgTypes[12]
+	mi := &file_xagg_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +1134,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[12]
+	mi := &file_xagg_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +1147,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{12}
+	return file_xagg_proto_rawDescGZIP(), []int{14}
 }
 
 type JoinRequest struct {
@@ -923,13 +1157,14 @@ type JoinRequest struct {
 	Ip            string                 `protobuf:"bytes,3,opt,name=ip,proto3" json:"ip,omitempty"`                           // IPv4 address that the worker sends from; must be a host of the controller's configuration
 	UdpPort       uint32                 `protobuf:"varint,4,opt,name=udp_port,json=udpPort,proto3" json:"udp_port,omitempty"` // that the worker receives at
 	Digest        string                 `protobuf:"bytes,5,opt,name=digest,proto3" json:"digest,omitempty"`                   // of what all ranks must agree on (number of ranks, chunking, type); the odd rank is named
+	Id            uint32                 `protobuf:"varint,6,opt,name=id,proto3" json:"id,omitempty"`                          // of the incarnation that this worker is in and only lost the stream of; 0 = it begins
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_xagg_proto_msgTypes[13]
+	mi := &file_xagg_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -941,7 +1176,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[13]
+	mi := &file_xagg_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -954,7 +1189,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{13}
+	return file_xagg_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *JoinRequest) GetJob() string {
@@ -992,12 +1227,20 @@ func (x *JoinRequest) GetDigest() string {
 	return ""
 }
 
+func (x *JoinRequest) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
 type JoinEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Event:
 	//
 	//	*JoinEvent_Ready
 	//	*JoinEvent_Abort
+	//	*JoinEvent_Freeze
 	Event         isJoinEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1005,7 +1248,7 @@ type JoinEvent struct {
 
 func (x *JoinEvent) Reset() {
 	*x = JoinEvent{}
-	mi := &file_xagg_proto_msgTypes[14]
+	mi := &file_xagg_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1017,7 +1260,7 @@ func (x *JoinEvent) String() string {
 func (*JoinEvent) ProtoMessage() {}
 
 func (x *JoinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[14]
+	mi := &file_xagg_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1030,7 +1273,7 @@ func (x *JoinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinEvent.ProtoReflect.Descriptor instead.
 func (*JoinEvent) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{14}
+	return file_xagg_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *JoinEvent) GetEvent() isJoinEvent_Event {
@@ -1058,6 +1301,15 @@ func (x *JoinEvent) GetAbort() *Abort {
 	return nil
 }
 
+func (x *JoinEvent) GetFreeze() *Freeze {
+	if x != nil {
+		if x, ok := x.Event.(*JoinEvent_Freeze); ok {
+			return x.Freeze
+		}
+	}
+	return nil
+}
+
 type isJoinEvent_Event interface {
 	isJoinEvent_Event()
 }
@@ -1070,9 +1322,15 @@ type JoinEvent_Abort struct {
 	Abort *Abort `protobuf:"bytes,2,opt,name=abort,proto3,oneof"`
 }
 
+type JoinEvent_Freeze struct {
+	Freeze *Freeze `protobuf:"bytes,3,opt,name=freeze,proto3,oneof"`
+}
+
 func (*JoinEvent_Ready) isJoinEvent_Event() {}
 
 func (*JoinEvent_Abort) isJoinEvent_Event() {}
+
+func (*JoinEvent_Freeze) isJoinEvent_Event() {}
 
 type Ready struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1083,13 +1341,17 @@ type Ready struct {
 	MaxChunks     uint32                 `protobuf:"varint,5,opt,name=max_chunks,json=maxChunks,proto3" json:"max_chunks,omitempty"`
 	ServiceIp     string                 `protobuf:"bytes,6,opt,name=service_ip,json=serviceIp,proto3" json:"service_ip,omitempty"`
 	ServiceMac    string                 `protobuf:"bytes,7,opt,name=service_mac,json=serviceMac,proto3" json:"service_mac,omitempty"`
+	Consistency   *Consistency           `protobuf:"bytes,8,opt,name=consistency,proto3" json:"consistency,omitempty"` // with its defaults filled in
+	Depth         uint32                 `protobuf:"varint,9,opt,name=depth,proto3" json:"depth,omitempty"`
+	Round         uint32                 `protobuf:"varint,10,opt,name=round,proto3" json:"round,omitempty"` // the first one that this worker takes part in: not 0 for one that comes back
+	Seq           uint32                 `protobuf:"varint,11,opt,name=seq,proto3" json:"seq,omitempty"`     // of that round's chunk 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Ready) Reset() {
 	*x = Ready{}
-	mi := &file_xagg_proto_msgTypes[15]
+	mi := &file_xagg_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1363,7 @@ func (x *Ready) String() string {
 func (*Ready) ProtoMessage() {}
 
 func (x *Ready) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[15]
+	mi := &file_xagg_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1376,7 @@ func (x *Ready) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ready.ProtoReflect.Descriptor instead.
 func (*Ready) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{15}
+	return file_xagg_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Ready) GetJob() uint32 {
@@ -1166,6 +1428,850 @@ func (x *Ready) GetServiceMac() string {
 	return ""
 }
 
+func (x *Ready) GetConsistency() *Consistency {
+	if x != nil {
+		return x.Consistency
+	}
+	return nil
+}
+
+func (x *Ready) GetDepth() uint32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
+func (x *Ready) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *Ready) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+// Freeze tells a worker to stop sending and taking packets, and to call Frozen.
+type Freeze struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Recovery      uint64                 `protobuf:"varint,1,opt,name=recovery,proto3" json:"recovery,omitempty"` // its number
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`      // a sentence
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Freeze) Reset() {
+	*x = Freeze{}
+	mi := &file_xagg_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Freeze) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Freeze) ProtoMessage() {}
+
+func (x *Freeze) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Freeze.ProtoReflect.Descriptor instead.
+func (*Freeze) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Freeze) GetRecovery() uint64 {
+	if x != nil {
+		return x.Recovery
+	}
+	return 0
+}
+
+func (x *Freeze) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// Held says what a worker has of a round.
+type Held struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Round         uint32                 `protobuf:"varint,1,opt,name=round,proto3" json:"round,omitempty"`
+	Chunks        uint32                 `protobuf:"varint,2,opt,name=chunks,proto3" json:"chunks,omitempty"`    // of the round
+	Held          []uint64               `protobuf:"varint,3,rep,packed,name=held,proto3" json:"held,omitempty"` // bit c % 64 of word c / 64: it has the RESULT of chunk c
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Held) Reset() {
+	*x = Held{}
+	mi := &file_xagg_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Held) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Held) ProtoMessage() {}
+
+func (x *Held) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Held.ProtoReflect.Descriptor instead.
+func (*Held) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Held) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *Held) GetChunks() uint32 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
+func (x *Held) GetHeld() []uint64 {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+type FrozenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"`
+	Recovery      uint64                 `protobuf:"varint,4,opt,name=recovery,proto3" json:"recovery,omitempty"`
+	First         uint32                 `protobuf:"varint,5,opt,name=first,proto3" json:"first,omitempty"`       // oldest unfinished round, or the next one to begin
+	Next          uint32                 `protobuf:"varint,6,opt,name=next,proto3" json:"next,omitempty"`         // the next round to begin
+	Boundary      uint32                 `protobuf:"varint,7,opt,name=boundary,proto3" json:"boundary,omitempty"` // the first round after all all-reduces that have begun
+	Seq           uint32                 `protobuf:"varint,8,opt,name=seq,proto3" json:"seq,omitempty"`           // the next one to be used
+	Rounds        []*Held                `protobuf:"bytes,9,rep,name=rounds,proto3" json:"rounds,omitempty"`      // every round from the oldest of which RESULTs are held to boundary, ascending
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FrozenRequest) Reset() {
+	*x = FrozenRequest{}
+	mi := &file_xagg_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FrozenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FrozenRequest) ProtoMessage() {}
+
+func (x *FrozenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FrozenRequest.ProtoReflect.Descriptor instead.
+func (*FrozenRequest) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *FrozenRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *FrozenRequest) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *FrozenRequest) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *FrozenRequest) GetRecovery() uint64 {
+	if x != nil {
+		return x.Recovery
+	}
+	return 0
+}
+
+func (x *FrozenRequest) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *FrozenRequest) GetNext() uint32 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
+func (x *FrozenRequest) GetBoundary() uint32 {
+	if x != nil {
+		return x.Boundary
+	}
+	return 0
+}
+
+func (x *FrozenRequest) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *FrozenRequest) GetRounds() []*Held {
+	if x != nil {
+		return x.Rounds
+	}
+	return nil
+}
+
+type ChunkID struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Round         uint32                 `protobuf:"varint,1,opt,name=round,proto3" json:"round,omitempty"`
+	Chunk         uint32                 `protobuf:"varint,2,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChunkID) Reset() {
+	*x = ChunkID{}
+	mi := &file_xagg_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChunkID) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChunkID) ProtoMessage() {}
+
+func (x *ChunkID) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChunkID.ProtoReflect.Descriptor instead.
+func (*ChunkID) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ChunkID) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *ChunkID) GetChunk() uint32 {
+	if x != nil {
+		return x.Chunk
+	}
+	return 0
+}
+
+type FrozenReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	HandOver      []*ChunkID             `protobuf:"bytes,1,rep,name=hand_over,json=handOver,proto3" json:"hand_over,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FrozenReply) Reset() {
+	*x = FrozenReply{}
+	mi := &file_xagg_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FrozenReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FrozenReply) ProtoMessage() {}
+
+func (x *FrozenReply) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FrozenReply.ProtoReflect.Descriptor instead.
+func (*FrozenReply) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *FrozenReply) GetHandOver() []*ChunkID {
+	if x != nil {
+		return x.HandOver
+	}
+	return nil
+}
+
+type HandOverRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"`
+	Recovery      uint64                 `protobuf:"varint,4,opt,name=recovery,proto3" json:"recovery,omitempty"`
+	Results       [][]byte               `protobuf:"bytes,5,rep,name=results,proto3" json:"results,omitempty"` // UDP payloads of RESULTs, as they came
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HandOverRequest) Reset() {
+	*x = HandOverRequest{}
+	mi := &file_xagg_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HandOverRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HandOverRequest) ProtoMessage() {}
+
+func (x *HandOverRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HandOverRequest.ProtoReflect.Descriptor instead.
+func (*HandOverRequest) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *HandOverRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *HandOverRequest) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *HandOverRequest) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *HandOverRequest) GetRecovery() uint64 {
+	if x != nil {
+		return x.Recovery
+	}
+	return 0
+}
+
+func (x *HandOverRequest) GetResults() [][]byte {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type ResumeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint32                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`    // of every round that has missing chunks, and of those after it
+	Round         uint32                 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`    // of the first missing chunk, or the first round that nobody has begun
+	Seq           uint32                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`        // of the first missing chunk
+	Finals        []*Held                `protobuf:"bytes,4,rep,name=finals,proto3" json:"finals,omitempty"`   // from `round` on: chunks that have a RESULT; all others are missing
+	Results       [][]byte               `protobuf:"bytes,5,rep,name=results,proto3" json:"results,omitempty"` // RESULTs that this worker lacked
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeReply) Reset() {
+	*x = ResumeReply{}
+	mi := &file_xagg_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeReply) ProtoMessage() {}
+
+func (x *ResumeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeReply.ProtoReflect.Descriptor instead.
+func (*ResumeReply) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ResumeReply) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ResumeReply) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *ResumeReply) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *ResumeReply) GetFinals() []*Held {
+	if x != nil {
+		return x.Finals
+	}
+	return nil
+}
+
+func (x *ResumeReply) GetResults() [][]byte {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type WhyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhyRequest) Reset() {
+	*x = WhyRequest{}
+	mi := &file_xagg_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhyRequest) ProtoMessage() {}
+
+func (x *WhyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
+func (*WhyRequest) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *WhyRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+type WhyReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Summary       string                 `protobuf:"bytes,2,opt,name=summary,proto3" json:"summary,omitempty"`         // a sentence
+	Blockers      []*Blocker             `protobuf:"bytes,3,rep,name=blockers,proto3" json:"blockers,omitempty"`       // whom it waits for, the worst first
+	Waiting       []*Waiting             `protobuf:"bytes,4,rep,name=waiting,proto3" json:"waiting,omitempty"`         // what is waited for
+	Unreachable   []string               `protobuf:"bytes,5,rep,name=unreachable,proto3" json:"unreachable,omitempty"` // devices that could not be asked, with the reason
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhyReply) Reset() {
+	*x = WhyReply{}
+	mi := &file_xagg_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhyReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhyReply) ProtoMessage() {}
+
+func (x *WhyReply) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhyReply.ProtoReflect.Descriptor instead.
+func (*WhyReply) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *WhyReply) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *WhyReply) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
+}
+
+func (x *WhyReply) GetBlockers() []*Blocker {
+	if x != nil {
+		return x.Blockers
+	}
+	return nil
+}
+
+func (x *WhyReply) GetWaiting() []*Waiting {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+func (x *WhyReply) GetUnreachable() []string {
+	if x != nil {
+		return x.Unreachable
+	}
+	return nil
+}
+
+// Blocker is a rank that others wait for.
+type Blocker struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
+	Host          string                 `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	Joined        bool                   `protobuf:"varint,3,opt,name=joined,proto3" json:"joined,omitempty"`
+	Path          string                 `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`                                 // "switch", or the servers' names
+	Chunks        uint32                 `protobuf:"varint,5,opt,name=chunks,proto3" json:"chunks,omitempty"`                            // open chunks that lack it
+	OldestUs      uint64                 `protobuf:"varint,6,opt,name=oldest_us,json=oldestUs,proto3" json:"oldest_us,omitempty"`        // age of the oldest of them
+	Packets       uint64                 `protobuf:"varint,7,opt,name=packets,proto3" json:"packets,omitempty"`                          // GRADs of it that the switch has seen
+	SilentUs      uint64                 `protobuf:"varint,8,opt,name=silent_us,json=silentUs,proto3" json:"silent_us,omitempty"`        // since the switch's count last grew, as far as the controller has looked
+	Progress      *Progress              `protobuf:"bytes,9,opt,name=progress,proto3" json:"progress,omitempty"`                         // what it reported last; absent: nothing
+	ReportedUs    uint64                 `protobuf:"varint,10,opt,name=reported_us,json=reportedUs,proto3" json:"reported_us,omitempty"` // how long ago
+	Explanation   string                 `protobuf:"bytes,11,opt,name=explanation,proto3" json:"explanation,omitempty"`                  // a sentence
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Blocker) Reset() {
+	*x = Blocker{}
+	mi := &file_xagg_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Blocker) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Blocker) ProtoMessage() {}
+
+func (x *Blocker) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Blocker.ProtoReflect.Descriptor instead.
+func (*Blocker) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *Blocker) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *Blocker) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Blocker) GetJoined() bool {
+	if x != nil {
+		return x.Joined
+	}
+	return false
+}
+
+func (x *Blocker) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Blocker) GetChunks() uint32 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
+func (x *Blocker) GetOldestUs() uint64 {
+	if x != nil {
+		return x.OldestUs
+	}
+	return 0
+}
+
+func (x *Blocker) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *Blocker) GetSilentUs() uint64 {
+	if x != nil {
+		return x.SilentUs
+	}
+	return 0
+}
+
+func (x *Blocker) GetProgress() *Progress {
+	if x != nil {
+		return x.Progress
+	}
+	return nil
+}
+
+func (x *Blocker) GetReportedUs() uint64 {
+	if x != nil {
+		return x.ReportedUs
+	}
+	return 0
+}
+
+func (x *Blocker) GetExplanation() string {
+	if x != nil {
+		return x.Explanation
+	}
+	return ""
+}
+
+// Waiting is an open chunk, or a run of them that lack the same ranks.
+type Waiting struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	At            string                 `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"` // "switch", or a server's name
+	Round         uint32                 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`
+	First         uint32                 `protobuf:"varint,3,opt,name=first,proto3" json:"first,omitempty"` // chunk
+	Last          uint32                 `protobuf:"varint,4,opt,name=last,proto3" json:"last,omitempty"`   // chunk
+	Epoch         uint32                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Have          uint64                 `protobuf:"varint,6,opt,name=have,proto3" json:"have,omitempty"`                // mask
+	Missing       uint64                 `protobuf:"varint,7,opt,name=missing,proto3" json:"missing,omitempty"`          // mask
+	AgeUs         uint64                 `protobuf:"varint,8,opt,name=age_us,json=ageUs,proto3" json:"age_us,omitempty"` // of the oldest: since its first arrival
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Waiting) Reset() {
+	*x = Waiting{}
+	mi := &file_xagg_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Waiting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Waiting) ProtoMessage() {}
+
+func (x *Waiting) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Waiting.ProtoReflect.Descriptor instead.
+func (*Waiting) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Waiting) GetAt() string {
+	if x != nil {
+		return x.At
+	}
+	return ""
+}
+
+func (x *Waiting) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *Waiting) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *Waiting) GetLast() uint32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *Waiting) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Waiting) GetHave() uint64 {
+	if x != nil {
+		return x.Have
+	}
+	return 0
+}
+
+func (x *Waiting) GetMissing() uint64 {
+	if x != nil {
+		return x.Missing
+	}
+	return 0
+}
+
+func (x *Waiting) GetAgeUs() uint64 {
+	if x != nil {
+		return x.AgeUs
+	}
+	return 0
+}
+
 type Abort struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`       // a sentence
@@ -1176,7 +2282,7 @@ type Abort struct {
 
 func (x *Abort) Reset() {
 	*x = Abort{}
-	mi := &file_xagg_proto_msgTypes[16]
+	mi := &file_xagg_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +2294,7 @@ func (x *Abort) String() string {
 func (*Abort) ProtoMessage() {}
 
 func (x *Abort) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[16]
+	mi := &file_xagg_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +2307,7 @@ func (x *Abort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Abort.ProtoReflect.Descriptor instead.
 func (*Abort) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{16}
+	return file_xagg_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Abort) GetReason() string {
@@ -1230,7 +2336,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_xagg_proto_msgTypes[17]
+	mi := &file_xagg_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1242,7 +2348,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[17]
+	mi := &file_xagg_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1255,7 +2361,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{17}
+	return file_xagg_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LeaveRequest) GetJob() string {
@@ -1294,7 +2400,7 @@ type LeaveReply struct {
 
 func (x *LeaveReply) Reset() {
 	*x = LeaveReply{}
-	mi := &file_xagg_proto_msgTypes[18]
+	mi := &file_xagg_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +2412,7 @@ func (x *LeaveReply) String() string {
 func (*LeaveReply) ProtoMessage() {}
 
 func (x *LeaveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[18]
+	mi := &file_xagg_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +2425,7 @@ func (x *LeaveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveReply.ProtoReflect.Descriptor instead.
 func (*LeaveReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{18}
+	return file_xagg_proto_rawDescGZIP(), []int{31}
 }
 
 type InfoRequest struct {
@@ -1330,7 +2436,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_xagg_proto_msgTypes[19]
+	mi := &file_xagg_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +2448,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[19]
+	mi := &file_xagg_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +2461,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{19}
+	return file_xagg_proto_rawDescGZIP(), []int{32}
 }
 
 type ServerInfo struct {
@@ -1366,13 +2472,14 @@ type ServerInfo struct {
 	MemoryBytes   uint64                 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // of the arena
 	Slots         uint32                 `protobuf:"varint,5,opt,name=slots,proto3" json:"slots,omitempty"`
 	SlotsFree     uint32                 `protobuf:"varint,6,opt,name=slots_free,json=slotsFree,proto3" json:"slots_free,omitempty"`
+	Instance      uint64                 `protobuf:"varint,7,opt,name=instance,proto3" json:"instance,omitempty"` // of the arena: another one when its memory is not what it was
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ServerInfo) Reset() {
 	*x = ServerInfo{}
-	mi := &file_xagg_proto_msgTypes[20]
+	mi := &file_xagg_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +2491,7 @@ func (x *ServerInfo) String() string {
 func (*ServerInfo) ProtoMessage() {}
 
 func (x *ServerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[20]
+	mi := &file_xagg_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +2504,7 @@ func (x *ServerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerInfo.ProtoReflect.Descriptor instead.
 func (*ServerInfo) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{20}
+	return file_xagg_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ServerInfo) GetName() string {
@@ -1442,6 +2549,265 @@ func (x *ServerInfo) GetSlotsFree() uint32 {
 	return 0
 }
 
+func (x *ServerInfo) GetInstance() uint64 {
+	if x != nil {
+		return x.Instance
+	}
+	return 0
+}
+
+type ListRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRequest) Reset() {
+	*x = ListRequest{}
+	mi := &file_xagg_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRequest) ProtoMessage() {}
+
+func (x *ListRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
+func (*ListRequest) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{34}
+}
+
+type ListReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plans         []*ServerPlan          `protobuf:"bytes,1,rep,name=plans,proto3" json:"plans,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListReply) Reset() {
+	*x = ListReply{}
+	mi := &file_xagg_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListReply) ProtoMessage() {}
+
+func (x *ListReply) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
+func (*ListReply) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ListReply) GetPlans() []*ServerPlan {
+	if x != nil {
+		return x.Plans
+	}
+	return nil
+}
+
+type OpenSlotsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenSlotsRequest) Reset() {
+	*x = OpenSlotsRequest{}
+	mi := &file_xagg_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenSlotsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenSlotsRequest) ProtoMessage() {}
+
+func (x *OpenSlotsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenSlotsRequest.ProtoReflect.Descriptor instead.
+func (*OpenSlotsRequest) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *OpenSlotsRequest) GetJob() uint32 {
+	if x != nil {
+		return x.Job
+	}
+	return 0
+}
+
+type OpenSlotsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slots         []*OpenSlot            `protobuf:"bytes,1,rep,name=slots,proto3" json:"slots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenSlotsReply) Reset() {
+	*x = OpenSlotsReply{}
+	mi := &file_xagg_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenSlotsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenSlotsReply) ProtoMessage() {}
+
+func (x *OpenSlotsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenSlotsReply.ProtoReflect.Descriptor instead.
+func (*OpenSlotsReply) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *OpenSlotsReply) GetSlots() []*OpenSlot {
+	if x != nil {
+		return x.Slots
+	}
+	return nil
+}
+
+type OpenSlot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint32                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Round         uint32                 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`
+	Chunk         uint32                 `protobuf:"varint,3,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	Contributors  uint64                 `protobuf:"varint,4,opt,name=contributors,proto3" json:"contributors,omitempty"`   // mask; async: of the ranks that have contributed to round
+	AgeUs         uint64                 `protobuf:"varint,5,opt,name=age_us,json=ageUs,proto3" json:"age_us,omitempty"`    // since the first arrival
+	IdleUs        uint64                 `protobuf:"varint,6,opt,name=idle_us,json=idleUs,proto3" json:"idle_us,omitempty"` // since the last
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenSlot) Reset() {
+	*x = OpenSlot{}
+	mi := &file_xagg_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenSlot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenSlot) ProtoMessage() {}
+
+func (x *OpenSlot) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenSlot.ProtoReflect.Descriptor instead.
+func (*OpenSlot) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *OpenSlot) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *OpenSlot) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *OpenSlot) GetChunk() uint32 {
+	if x != nil {
+		return x.Chunk
+	}
+	return 0
+}
+
+func (x *OpenSlot) GetContributors() uint64 {
+	if x != nil {
+		return x.Contributors
+	}
+	return 0
+}
+
+func (x *OpenSlot) GetAgeUs() uint64 {
+	if x != nil {
+		return x.AgeUs
+	}
+	return 0
+}
+
+func (x *OpenSlot) GetIdleUs() uint64 {
+	if x != nil {
+		return x.IdleUs
+	}
+	return 0
+}
+
 type ServerPlan struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -1452,13 +2818,17 @@ type ServerPlan struct {
 	NextEpoch     uint32                 `protobuf:"varint,6,opt,name=next_epoch,json=nextEpoch,proto3" json:"next_epoch,omitempty"`
 	ServiceIp     string                 `protobuf:"bytes,7,opt,name=service_ip,json=serviceIp,proto3" json:"service_ip,omitempty"`
 	ServiceMac    string                 `protobuf:"bytes,8,opt,name=service_mac,json=serviceMac,proto3" json:"service_mac,omitempty"`
+	Quorum        uint32                 `protobuf:"varint,9,opt,name=quorum,proto3" json:"quorum,omitempty"` // see Consistency; 0 = all ranks
+	WaitUs        uint32                 `protobuf:"varint,10,opt,name=wait_us,json=waitUs,proto3" json:"wait_us,omitempty"`
+	Async         bool                   `protobuf:"varint,11,opt,name=async,proto3" json:"async,omitempty"`
+	Staleness     uint32                 `protobuf:"varint,12,opt,name=staleness,proto3" json:"staleness,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ServerPlan) Reset() {
 	*x = ServerPlan{}
-	mi := &file_xagg_proto_msgTypes[21]
+	mi := &file_xagg_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1470,7 +2840,7 @@ func (x *ServerPlan) String() string {
 func (*ServerPlan) ProtoMessage() {}
 
 func (x *ServerPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[21]
+	mi := &file_xagg_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1483,7 +2853,7 @@ func (x *ServerPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerPlan.ProtoReflect.Descriptor instead.
 func (*ServerPlan) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{21}
+	return file_xagg_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ServerPlan) GetJob() uint32 {
@@ -1542,6 +2912,34 @@ func (x *ServerPlan) GetServiceMac() string {
 	return ""
 }
 
+func (x *ServerPlan) GetQuorum() uint32 {
+	if x != nil {
+		return x.Quorum
+	}
+	return 0
+}
+
+func (x *ServerPlan) GetWaitUs() uint32 {
+	if x != nil {
+		return x.WaitUs
+	}
+	return 0
+}
+
+func (x *ServerPlan) GetAsync() bool {
+	if x != nil {
+		return x.Async
+	}
+	return false
+}
+
+func (x *ServerPlan) GetStaleness() uint32 {
+	if x != nil {
+		return x.Staleness
+	}
+	return 0
+}
+
 type InstallReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Base          uint32                 `protobuf:"varint,1,opt,name=base,proto3" json:"base,omitempty"`
@@ -1551,7 +2949,7 @@ type InstallReply struct {
 
 func (x *InstallReply) Reset() {
 	*x = InstallReply{}
-	mi := &file_xagg_proto_msgTypes[22]
+	mi := &file_xagg_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1563,7 +2961,7 @@ func (x *InstallReply) String() string {
 func (*InstallReply) ProtoMessage() {}
 
 func (x *InstallReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[22]
+	mi := &file_xagg_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1576,7 +2974,7 @@ func (x *InstallReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallReply.ProtoReflect.Descriptor instead.
 func (*InstallReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{22}
+	return file_xagg_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *InstallReply) GetBase() uint32 {
@@ -1597,7 +2995,7 @@ type ArmRequest struct {
 
 func (x *ArmRequest) Reset() {
 	*x = ArmRequest{}
-	mi := &file_xagg_proto_msgTypes[23]
+	mi := &file_xagg_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1609,7 +3007,7 @@ func (x *ArmRequest) String() string {
 func (*ArmRequest) ProtoMessage() {}
 
 func (x *ArmRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[23]
+	mi := &file_xagg_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1622,7 +3020,7 @@ func (x *ArmRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArmRequest.ProtoReflect.Descriptor instead.
 func (*ArmRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{23}
+	return file_xagg_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ArmRequest) GetJob() uint32 {
@@ -1654,7 +3052,7 @@ type ArmReply struct {
 
 func (x *ArmReply) Reset() {
 	*x = ArmReply{}
-	mi := &file_xagg_proto_msgTypes[24]
+	mi := &file_xagg_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1666,7 +3064,7 @@ func (x *ArmReply) String() string {
 func (*ArmReply) ProtoMessage() {}
 
 func (x *ArmReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[24]
+	mi := &file_xagg_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1679,7 +3077,7 @@ func (x *ArmReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArmReply.ProtoReflect.Descriptor instead.
 func (*ArmReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{24}
+	return file_xagg_proto_rawDescGZIP(), []int{42}
 }
 
 type RemoveRequest struct {
@@ -1692,7 +3090,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_xagg_proto_msgTypes[25]
+	mi := &file_xagg_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +3102,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[25]
+	mi := &file_xagg_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1717,7 +3115,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{25}
+	return file_xagg_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RemoveRequest) GetJob() uint32 {
@@ -1742,7 +3140,7 @@ type RemoveReply struct {
 
 func (x *RemoveReply) Reset() {
 	*x = RemoveReply{}
-	mi := &file_xagg_proto_msgTypes[26]
+	mi := &file_xagg_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1754,7 +3152,7 @@ func (x *RemoveReply) String() string {
 func (*RemoveReply) ProtoMessage() {}
 
 func (x *RemoveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[26]
+	mi := &file_xagg_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1767,7 +3165,7 @@ func (x *RemoveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReply.ProtoReflect.Descriptor instead.
 func (*RemoveReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{26}
+	return file_xagg_proto_rawDescGZIP(), []int{44}
 }
 
 type StatsRequest struct {
@@ -1779,7 +3177,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_xagg_proto_msgTypes[27]
+	mi := &file_xagg_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +3189,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[27]
+	mi := &file_xagg_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +3202,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{27}
+	return file_xagg_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StatsRequest) GetJob() uint32 {
@@ -1824,7 +3222,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_xagg_proto_msgTypes[28]
+	mi := &file_xagg_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1836,7 +3234,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[28]
+	mi := &file_xagg_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1849,7 +3247,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{28}
+	return file_xagg_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StatsReply) GetReasons() map[string]uint64 {
@@ -1881,7 +3279,7 @@ type RankStats struct {
 
 func (x *RankStats) Reset() {
 	*x = RankStats{}
-	mi := &file_xagg_proto_msgTypes[29]
+	mi := &file_xagg_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1893,7 +3291,7 @@ func (x *RankStats) String() string {
 func (*RankStats) ProtoMessage() {}
 
 func (x *RankStats) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[29]
+	mi := &file_xagg_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1906,7 +3304,7 @@ func (x *RankStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankStats.ProtoReflect.Descriptor instead.
 func (*RankStats) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{29}
+	return file_xagg_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RankStats) GetJob() uint32 {
@@ -1993,12 +3391,20 @@ const file_xagg_proto_rawDesc = "" +
 	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x14\n" +
 	"\x05steer\x18\x03 \x03(\rR\x05steer\x12\x18\n" +
 	"\aservers\x18\x04 \x03(\tR\aservers\x12\x12\n" +
-	"\x04pool\x18\x05 \x01(\rR\x04pool\"\x82\x01\n" +
+	"\x04pool\x18\x05 \x01(\rR\x04pool\"\xd0\x01\n" +
 	"\x10CreateJobRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ranks\x18\x02 \x01(\rR\x05ranks\x12\x1b\n" +
 	"\tmax_elems\x18\x03 \x01(\rR\bmaxElems\x12'\n" +
-	"\x06policy\x18\x04 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\"\xd6\x02\n" +
+	"\x06policy\x18\x04 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\x126\n" +
+	"\vconsistency\x18\x05 \x01(\v2\x14.xagg.v1.ConsistencyR\vconsistency\x12\x14\n" +
+	"\x05depth\x18\x06 \x01(\rR\x05depth\"\x88\x01\n" +
+	"\vConsistency\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x16\n" +
+	"\x06quorum\x18\x02 \x01(\rR\x06quorum\x12\x17\n" +
+	"\await_us\x18\x03 \x01(\rR\x06waitUs\x12\x1c\n" +
+	"\tstaleness\x18\x04 \x01(\rR\tstaleness\x12\x16\n" +
+	"\x06rounds\x18\x05 \x01(\rR\x06rounds\"\xd4\x03\n" +
 	"\x03Job\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x14\n" +
@@ -2013,7 +3419,11 @@ const file_xagg_proto_rawDesc = "" +
 	" \x01(\x04R\x06joined\x12\x12\n" +
 	"\x04left\x18\v \x01(\x04R\x04left\x12\x14\n" +
 	"\x05state\x18\f \x01(\tR\x05state\x12\x14\n" +
-	"\x05error\x18\r \x01(\tR\x05error\x12'\n" +
+	"\x05error\x18\r \x01(\tR\x05error\x126\n" +
+	"\vconsistency\x18\x0f \x01(\v2\x14.xagg.v1.ConsistencyR\vconsistency\x12\x14\n" +
+	"\x05depth\x18\x10 \x01(\rR\x05depth\x12\x12\n" +
+	"\x04gone\x18\x11 \x01(\x04R\x04gone\x12\x1a\n" +
+	"\brecovery\x18\x12 \x01(\tR\brecovery\x12'\n" +
 	"\x06change\x18\x0e \x01(\v2\x0f.xagg.v1.ChangeR\x06change\"\xa7\x01\n" +
 	"\x06Change\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x16\n" +
@@ -2027,23 +3437,36 @@ const file_xagg_proto_rawDesc = "" +
 	"\x0eRemoveJobReply\"I\n" +
 	"\fSteerRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12'\n" +
-	"\x06policy\x18\x02 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\"[\n" +
+	"\x06policy\x18\x02 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\"\x8a\x01\n" +
 	"\rReportRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
 	"\x02id\x18\x03 \x01(\rR\x02id\x12\x14\n" +
-	"\x05epoch\x18\x04 \x01(\rR\x05epoch\"\r\n" +
-	"\vReportReply\"v\n" +
+	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12-\n" +
+	"\bprogress\x18\x05 \x01(\v2\x11.xagg.v1.ProgressR\bprogress\"\xd1\x01\n" +
+	"\bProgress\x12\x18\n" +
+	"\awaiting\x18\x01 \x01(\bR\awaiting\x12\x14\n" +
+	"\x05round\x18\x02 \x01(\rR\x05round\x12\x1f\n" +
+	"\vchunks_left\x18\x03 \x01(\rR\n" +
+	"chunksLeft\x12\x14\n" +
+	"\x05chunk\x18\x04 \x01(\rR\x05chunk\x12\x18\n" +
+	"\amissing\x18\x05 \x01(\x04R\amissing\x12\x1b\n" +
+	"\tat_server\x18\x06 \x01(\bR\batServer\x12\x15\n" +
+	"\x06for_us\x18\a \x01(\x04R\x05forUs\x12\x10\n" +
+	"\x03key\x18\b \x01(\tR\x03key\"\r\n" +
+	"\vReportReply\"\x86\x01\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
 	"\x02ip\x18\x03 \x01(\tR\x02ip\x12\x19\n" +
 	"\budp_port\x18\x04 \x01(\rR\audpPort\x12\x16\n" +
-	"\x06digest\x18\x05 \x01(\tR\x06digest\"d\n" +
+	"\x06digest\x18\x05 \x01(\tR\x06digest\x12\x0e\n" +
+	"\x02id\x18\x06 \x01(\rR\x02id\"\x8f\x01\n" +
 	"\tJoinEvent\x12&\n" +
 	"\x05ready\x18\x01 \x01(\v2\x0e.xagg.v1.ReadyH\x00R\x05ready\x12&\n" +
-	"\x05abort\x18\x02 \x01(\v2\x0e.xagg.v1.AbortH\x00R\x05abortB\a\n" +
-	"\x05event\"\xb8\x01\n" +
+	"\x05abort\x18\x02 \x01(\v2\x0e.xagg.v1.AbortH\x00R\x05abort\x12)\n" +
+	"\x06freeze\x18\x03 \x01(\v2\x0f.xagg.v1.FreezeH\x00R\x06freezeB\a\n" +
+	"\x05event\"\xae\x02\n" +
 	"\x05Ready\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x14\n" +
@@ -2054,7 +3477,78 @@ const file_xagg_proto_rawDesc = "" +
 	"\n" +
 	"service_ip\x18\x06 \x01(\tR\tserviceIp\x12\x1f\n" +
 	"\vservice_mac\x18\a \x01(\tR\n" +
-	"serviceMac\"5\n" +
+	"serviceMac\x126\n" +
+	"\vconsistency\x18\b \x01(\v2\x14.xagg.v1.ConsistencyR\vconsistency\x12\x14\n" +
+	"\x05depth\x18\t \x01(\rR\x05depth\x12\x14\n" +
+	"\x05round\x18\n" +
+	" \x01(\rR\x05round\x12\x10\n" +
+	"\x03seq\x18\v \x01(\rR\x03seq\"<\n" +
+	"\x06Freeze\x12\x1a\n" +
+	"\brecovery\x18\x01 \x01(\x04R\brecovery\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"H\n" +
+	"\x04Held\x12\x14\n" +
+	"\x05round\x18\x01 \x01(\rR\x05round\x12\x16\n" +
+	"\x06chunks\x18\x02 \x01(\rR\x06chunks\x12\x12\n" +
+	"\x04held\x18\x03 \x03(\x04R\x04held\"\xe0\x01\n" +
+	"\rFrozenRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\rR\x02id\x12\x1a\n" +
+	"\brecovery\x18\x04 \x01(\x04R\brecovery\x12\x14\n" +
+	"\x05first\x18\x05 \x01(\rR\x05first\x12\x12\n" +
+	"\x04next\x18\x06 \x01(\rR\x04next\x12\x1a\n" +
+	"\bboundary\x18\a \x01(\rR\bboundary\x12\x10\n" +
+	"\x03seq\x18\b \x01(\rR\x03seq\x12%\n" +
+	"\x06rounds\x18\t \x03(\v2\r.xagg.v1.HeldR\x06rounds\"5\n" +
+	"\aChunkID\x12\x14\n" +
+	"\x05round\x18\x01 \x01(\rR\x05round\x12\x14\n" +
+	"\x05chunk\x18\x02 \x01(\rR\x05chunk\"<\n" +
+	"\vFrozenReply\x12-\n" +
+	"\thand_over\x18\x01 \x03(\v2\x10.xagg.v1.ChunkIDR\bhandOver\"}\n" +
+	"\x0fHandOverRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\rR\x02id\x12\x1a\n" +
+	"\brecovery\x18\x04 \x01(\x04R\brecovery\x12\x18\n" +
+	"\aresults\x18\x05 \x03(\fR\aresults\"\x8c\x01\n" +
+	"\vResumeReply\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x14\n" +
+	"\x05round\x18\x02 \x01(\rR\x05round\x12\x10\n" +
+	"\x03seq\x18\x03 \x01(\rR\x03seq\x12%\n" +
+	"\x06finals\x18\x04 \x03(\v2\r.xagg.v1.HeldR\x06finals\x12\x18\n" +
+	"\aresults\x18\x05 \x03(\fR\aresults\"\x1e\n" +
+	"\n" +
+	"WhyRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\"\xb2\x01\n" +
+	"\bWhyReply\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n" +
+	"\asummary\x18\x02 \x01(\tR\asummary\x12,\n" +
+	"\bblockers\x18\x03 \x03(\v2\x10.xagg.v1.BlockerR\bblockers\x12*\n" +
+	"\awaiting\x18\x04 \x03(\v2\x10.xagg.v1.WaitingR\awaiting\x12 \n" +
+	"\vunreachable\x18\x05 \x03(\tR\vunreachable\"\xbb\x02\n" +
+	"\aBlocker\x12\x12\n" +
+	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x12\x16\n" +
+	"\x06joined\x18\x03 \x01(\bR\x06joined\x12\x12\n" +
+	"\x04path\x18\x04 \x01(\tR\x04path\x12\x16\n" +
+	"\x06chunks\x18\x05 \x01(\rR\x06chunks\x12\x1b\n" +
+	"\toldest_us\x18\x06 \x01(\x04R\boldestUs\x12\x18\n" +
+	"\apackets\x18\a \x01(\x04R\apackets\x12\x1b\n" +
+	"\tsilent_us\x18\b \x01(\x04R\bsilentUs\x12-\n" +
+	"\bprogress\x18\t \x01(\v2\x11.xagg.v1.ProgressR\bprogress\x12\x1f\n" +
+	"\vreported_us\x18\n" +
+	" \x01(\x04R\n" +
+	"reportedUs\x12 \n" +
+	"\vexplanation\x18\v \x01(\tR\vexplanation\"\xb4\x01\n" +
+	"\aWaiting\x12\x0e\n" +
+	"\x02at\x18\x01 \x01(\tR\x02at\x12\x14\n" +
+	"\x05round\x18\x02 \x01(\rR\x05round\x12\x14\n" +
+	"\x05first\x18\x03 \x01(\rR\x05first\x12\x12\n" +
+	"\x04last\x18\x04 \x01(\rR\x04last\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\rR\x05epoch\x12\x12\n" +
+	"\x04have\x18\x06 \x01(\x04R\x04have\x12\x18\n" +
+	"\amissing\x18\a \x01(\x04R\amissing\x12\x15\n" +
+	"\x06age_us\x18\b \x01(\x04R\x05ageUs\"5\n" +
 	"\x05Abort\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05ranks\x18\x02 \x03(\rR\x05ranks\"Z\n" +
@@ -2065,7 +3559,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\x02id\x18\x04 \x01(\rR\x02id\"\f\n" +
 	"\n" +
 	"LeaveReply\"\r\n" +
-	"\vInfoRequest\"\xaa\x01\n" +
+	"\vInfoRequest\"\xc6\x01\n" +
 	"\n" +
 	"ServerInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
@@ -2074,7 +3568,22 @@ const file_xagg_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x04 \x01(\x04R\vmemoryBytes\x12\x14\n" +
 	"\x05slots\x18\x05 \x01(\rR\x05slots\x12\x1d\n" +
 	"\n" +
-	"slots_free\x18\x06 \x01(\rR\tslotsFree\"\xd9\x01\n" +
+	"slots_free\x18\x06 \x01(\rR\tslotsFree\x12\x1a\n" +
+	"\binstance\x18\a \x01(\x04R\binstance\"\r\n" +
+	"\vListRequest\"6\n" +
+	"\tListReply\x12)\n" +
+	"\x05plans\x18\x01 \x03(\v2\x13.xagg.v1.ServerPlanR\x05plans\"$\n" +
+	"\x10OpenSlotsRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\"9\n" +
+	"\x0eOpenSlotsReply\x12'\n" +
+	"\x05slots\x18\x01 \x03(\v2\x11.xagg.v1.OpenSlotR\x05slots\"\xa0\x01\n" +
+	"\bOpenSlot\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x14\n" +
+	"\x05round\x18\x02 \x01(\rR\x05round\x12\x14\n" +
+	"\x05chunk\x18\x03 \x01(\rR\x05chunk\x12\"\n" +
+	"\fcontributors\x18\x04 \x01(\x04R\fcontributors\x12\x15\n" +
+	"\x06age_us\x18\x05 \x01(\x04R\x05ageUs\x12\x17\n" +
+	"\aidle_us\x18\x06 \x01(\x04R\x06idleUs\"\xbe\x02\n" +
 	"\n" +
 	"ServerPlan\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x14\n" +
@@ -2087,7 +3596,12 @@ const file_xagg_proto_rawDesc = "" +
 	"\n" +
 	"service_ip\x18\a \x01(\tR\tserviceIp\x12\x1f\n" +
 	"\vservice_mac\x18\b \x01(\tR\n" +
-	"serviceMac\"\"\n" +
+	"serviceMac\x12\x16\n" +
+	"\x06quorum\x18\t \x01(\rR\x06quorum\x12\x17\n" +
+	"\await_us\x18\n" +
+	" \x01(\rR\x06waitUs\x12\x14\n" +
+	"\x05async\x18\v \x01(\bR\x05async\x12\x1c\n" +
+	"\tstaleness\x18\f \x01(\rR\tstaleness\"\"\n" +
 	"\fInstallReply\x12\x12\n" +
 	"\x04base\x18\x01 \x01(\rR\x04base\"S\n" +
 	"\n" +
@@ -2119,7 +3633,7 @@ const file_xagg_proto_rawDesc = "" +
 	"lag_sum_us\x18\x04 \x01(\x04R\blagSumUs\x12\x1c\n" +
 	"\n" +
 	"lag_max_us\x18\x05 \x01(\x04R\blagMaxUs\x12\x19\n" +
-	"\blag_log2\x18\x06 \x03(\x04R\alagLog22\x8a\x03\n" +
+	"\blag_log2\x18\x06 \x03(\x04R\alagLog22\xad\x04\n" +
 	"\n" +
 	"Controller\x126\n" +
 	"\x06Status\x12\x16.xagg.v1.StatusRequest\x1a\x14.xagg.v1.StatusReply\x124\n" +
@@ -2127,14 +3641,19 @@ const file_xagg_proto_rawDesc = "" +
 	"\tRemoveJob\x12\x19.xagg.v1.RemoveJobRequest\x1a\x17.xagg.v1.RemoveJobReply\x12,\n" +
 	"\x05Steer\x12\x15.xagg.v1.SteerRequest\x1a\f.xagg.v1.Job\x122\n" +
 	"\x04Join\x12\x14.xagg.v1.JoinRequest\x1a\x12.xagg.v1.JoinEvent0\x01\x126\n" +
-	"\x06Report\x12\x16.xagg.v1.ReportRequest\x1a\x14.xagg.v1.ReportReply\x123\n" +
-	"\x05Leave\x12\x15.xagg.v1.LeaveRequest\x1a\x13.xagg.v1.LeaveReply2\x8d\x02\n" +
+	"\x06Report\x12\x16.xagg.v1.ReportRequest\x1a\x14.xagg.v1.ReportReply\x126\n" +
+	"\x06Frozen\x12\x16.xagg.v1.FrozenRequest\x1a\x14.xagg.v1.FrozenReply\x12:\n" +
+	"\bHandOver\x12\x18.xagg.v1.HandOverRequest\x1a\x14.xagg.v1.ResumeReply\x12-\n" +
+	"\x03Why\x12\x13.xagg.v1.WhyRequest\x1a\x11.xagg.v1.WhyReply\x123\n" +
+	"\x05Leave\x12\x15.xagg.v1.LeaveRequest\x1a\x13.xagg.v1.LeaveReply2\x80\x03\n" +
 	"\x05Agent\x121\n" +
 	"\x04Info\x12\x14.xagg.v1.InfoRequest\x1a\x13.xagg.v1.ServerInfo\x125\n" +
 	"\aInstall\x12\x13.xagg.v1.ServerPlan\x1a\x15.xagg.v1.InstallReply\x12-\n" +
 	"\x03Arm\x12\x13.xagg.v1.ArmRequest\x1a\x11.xagg.v1.ArmReply\x126\n" +
 	"\x06Remove\x12\x16.xagg.v1.RemoveRequest\x1a\x14.xagg.v1.RemoveReply\x123\n" +
-	"\x05Stats\x12\x15.xagg.v1.StatsRequest\x1a\x13.xagg.v1.StatsReplyB\n" +
+	"\x05Stats\x12\x15.xagg.v1.StatsRequest\x1a\x13.xagg.v1.StatsReply\x120\n" +
+	"\x04List\x12\x14.xagg.v1.ListRequest\x1a\x12.xagg.v1.ListReply\x12?\n" +
+	"\tOpenSlots\x12\x19.xagg.v1.OpenSlotsRequest\x1a\x17.xagg.v1.OpenSlotsReplyB\n" +
 	"Z\bxagg/apib\x06proto3"
 
 var (
@@ -2149,7 +3668,7 @@ func file_xagg_proto_rawDescGZIP() []byte {
 	return file_xagg_proto_rawDescData
 }
 
-var file_xagg_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_xagg_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_xagg_proto_goTypes = []any{
 	(*StatusRequest)(nil),    // 0: xagg.v1.StatusRequest
 	(*StatusReply)(nil),      // 1: xagg.v1.StatusReply
@@ -2157,79 +3676,120 @@ var file_xagg_proto_goTypes = []any{
 	(*ServerStatus)(nil),     // 3: xagg.v1.ServerStatus
 	(*Policy)(nil),           // 4: xagg.v1.Policy
 	(*CreateJobRequest)(nil), // 5: xagg.v1.CreateJobRequest
-	(*Job)(nil),              // 6: xagg.v1.Job
-	(*Change)(nil),           // 7: xagg.v1.Change
-	(*RemoveJobRequest)(nil), // 8: xagg.v1.RemoveJobRequest
-	(*RemoveJobReply)(nil),   // 9: xagg.v1.RemoveJobReply
-	(*SteerRequest)(nil),     // 10: xagg.v1.SteerRequest
-	(*ReportRequest)(nil),    // 11: xagg.v1.ReportRequest
-	(*ReportReply)(nil),      // 12: xagg.v1.ReportReply
-	(*JoinRequest)(nil),      // 13: xagg.v1.JoinRequest
-	(*JoinEvent)(nil),        // 14: xagg.v1.JoinEvent
-	(*Ready)(nil),            // 15: xagg.v1.Ready
-	(*Abort)(nil),            // 16: xagg.v1.Abort
-	(*LeaveRequest)(nil),     // 17: xagg.v1.LeaveRequest
-	(*LeaveReply)(nil),       // 18: xagg.v1.LeaveReply
-	(*InfoRequest)(nil),      // 19: xagg.v1.InfoRequest
-	(*ServerInfo)(nil),       // 20: xagg.v1.ServerInfo
-	(*ServerPlan)(nil),       // 21: xagg.v1.ServerPlan
-	(*InstallReply)(nil),     // 22: xagg.v1.InstallReply
-	(*ArmRequest)(nil),       // 23: xagg.v1.ArmRequest
-	(*ArmReply)(nil),         // 24: xagg.v1.ArmReply
-	(*RemoveRequest)(nil),    // 25: xagg.v1.RemoveRequest
-	(*RemoveReply)(nil),      // 26: xagg.v1.RemoveReply
-	(*StatsRequest)(nil),     // 27: xagg.v1.StatsRequest
-	(*StatsReply)(nil),       // 28: xagg.v1.StatsReply
-	(*RankStats)(nil),        // 29: xagg.v1.RankStats
-	nil,                      // 30: xagg.v1.SwitchStatus.ReasonsEntry
-	nil,                      // 31: xagg.v1.SwitchStatus.SentEntry
-	nil,                      // 32: xagg.v1.ServerStatus.ReasonsEntry
-	nil,                      // 33: xagg.v1.StatsReply.ReasonsEntry
+	(*Consistency)(nil),      // 6: xagg.v1.Consistency
+	(*Job)(nil),              // 7: xagg.v1.Job
+	(*Change)(nil),           // 8: xagg.v1.Change
+	(*RemoveJobRequest)(nil), // 9: xagg.v1.RemoveJobRequest
+	(*RemoveJobReply)(nil),   // 10: xagg.v1.RemoveJobReply
+	(*SteerRequest)(nil),     // 11: xagg.v1.SteerRequest
+	(*ReportRequest)(nil),    // 12: xagg.v1.ReportRequest
+	(*Progress)(nil),         // 13: xagg.v1.Progress
+	(*ReportReply)(nil),      // 14: xagg.v1.ReportReply
+	(*JoinRequest)(nil),      // 15: xagg.v1.JoinRequest
+	(*JoinEvent)(nil),        // 16: xagg.v1.JoinEvent
+	(*Ready)(nil),            // 17: xagg.v1.Ready
+	(*Freeze)(nil),           // 18: xagg.v1.Freeze
+	(*Held)(nil),             // 19: xagg.v1.Held
+	(*FrozenRequest)(nil),    // 20: xagg.v1.FrozenRequest
+	(*ChunkID)(nil),          // 21: xagg.v1.ChunkID
+	(*FrozenReply)(nil),      // 22: xagg.v1.FrozenReply
+	(*HandOverRequest)(nil),  // 23: xagg.v1.HandOverRequest
+	(*ResumeReply)(nil),      // 24: xagg.v1.ResumeReply
+	(*WhyRequest)(nil),       // 25: xagg.v1.WhyRequest
+	(*WhyReply)(nil),         // 26: xagg.v1.WhyReply
+	(*Blocker)(nil),          // 27: xagg.v1.Blocker
+	(*Waiting)(nil),          // 28: xagg.v1.Waiting
+	(*Abort)(nil),            // 29: xagg.v1.Abort
+	(*LeaveRequest)(nil),     // 30: xagg.v1.LeaveRequest
+	(*LeaveReply)(nil),       // 31: xagg.v1.LeaveReply
+	(*InfoRequest)(nil),      // 32: xagg.v1.InfoRequest
+	(*ServerInfo)(nil),       // 33: xagg.v1.ServerInfo
+	(*ListRequest)(nil),      // 34: xagg.v1.ListRequest
+	(*ListReply)(nil),        // 35: xagg.v1.ListReply
+	(*OpenSlotsRequest)(nil), // 36: xagg.v1.OpenSlotsRequest
+	(*OpenSlotsReply)(nil),   // 37: xagg.v1.OpenSlotsReply
+	(*OpenSlot)(nil),         // 38: xagg.v1.OpenSlot
+	(*ServerPlan)(nil),       // 39: xagg.v1.ServerPlan
+	(*InstallReply)(nil),     // 40: xagg.v1.InstallReply
+	(*ArmRequest)(nil),       // 41: xagg.v1.ArmRequest
+	(*ArmReply)(nil),         // 42: xagg.v1.ArmReply
+	(*RemoveRequest)(nil),    // 43: xagg.v1.RemoveRequest
+	(*RemoveReply)(nil),      // 44: xagg.v1.RemoveReply
+	(*StatsRequest)(nil),     // 45: xagg.v1.StatsRequest
+	(*StatsReply)(nil),       // 46: xagg.v1.StatsReply
+	(*RankStats)(nil),        // 47: xagg.v1.RankStats
+	nil,                      // 48: xagg.v1.SwitchStatus.ReasonsEntry
+	nil,                      // 49: xagg.v1.SwitchStatus.SentEntry
+	nil,                      // 50: xagg.v1.ServerStatus.ReasonsEntry
+	nil,                      // 51: xagg.v1.StatsReply.ReasonsEntry
 }
 var file_xagg_proto_depIdxs = []int32{
 	2,  // 0: xagg.v1.StatusReply.switch:type_name -> xagg.v1.SwitchStatus
 	3,  // 1: xagg.v1.StatusReply.servers:type_name -> xagg.v1.ServerStatus
-	6,  // 2: xagg.v1.StatusReply.jobs:type_name -> xagg.v1.Job
-	30, // 3: xagg.v1.SwitchStatus.reasons:type_name -> xagg.v1.SwitchStatus.ReasonsEntry
-	31, // 4: xagg.v1.SwitchStatus.sent:type_name -> xagg.v1.SwitchStatus.SentEntry
-	20, // 5: xagg.v1.ServerStatus.info:type_name -> xagg.v1.ServerInfo
-	32, // 6: xagg.v1.ServerStatus.reasons:type_name -> xagg.v1.ServerStatus.ReasonsEntry
+	7,  // 2: xagg.v1.StatusReply.jobs:type_name -> xagg.v1.Job
+	48, // 3: xagg.v1.SwitchStatus.reasons:type_name -> xagg.v1.SwitchStatus.ReasonsEntry
+	49, // 4: xagg.v1.SwitchStatus.sent:type_name -> xagg.v1.SwitchStatus.SentEntry
+	33, // 5: xagg.v1.ServerStatus.info:type_name -> xagg.v1.ServerInfo
+	50, // 6: xagg.v1.ServerStatus.reasons:type_name -> xagg.v1.ServerStatus.ReasonsEntry
 	4,  // 7: xagg.v1.CreateJobRequest.policy:type_name -> xagg.v1.Policy
-	7,  // 8: xagg.v1.Job.change:type_name -> xagg.v1.Change
-	4,  // 9: xagg.v1.SteerRequest.policy:type_name -> xagg.v1.Policy
-	15, // 10: xagg.v1.JoinEvent.ready:type_name -> xagg.v1.Ready
-	16, // 11: xagg.v1.JoinEvent.abort:type_name -> xagg.v1.Abort
-	33, // 12: xagg.v1.StatsReply.reasons:type_name -> xagg.v1.StatsReply.ReasonsEntry
-	29, // 13: xagg.v1.StatsReply.ranks:type_name -> xagg.v1.RankStats
-	0,  // 14: xagg.v1.Controller.Status:input_type -> xagg.v1.StatusRequest
-	5,  // 15: xagg.v1.Controller.CreateJob:input_type -> xagg.v1.CreateJobRequest
-	8,  // 16: xagg.v1.Controller.RemoveJob:input_type -> xagg.v1.RemoveJobRequest
-	10, // 17: xagg.v1.Controller.Steer:input_type -> xagg.v1.SteerRequest
-	13, // 18: xagg.v1.Controller.Join:input_type -> xagg.v1.JoinRequest
-	11, // 19: xagg.v1.Controller.Report:input_type -> xagg.v1.ReportRequest
-	17, // 20: xagg.v1.Controller.Leave:input_type -> xagg.v1.LeaveRequest
-	19, // 21: xagg.v1.Agent.Info:input_type -> xagg.v1.InfoRequest
-	21, // 22: xagg.v1.Agent.Install:input_type -> xagg.v1.ServerPlan
-	23, // 23: xagg.v1.Agent.Arm:input_type -> xagg.v1.ArmRequest
-	25, // 24: xagg.v1.Agent.Remove:input_type -> xagg.v1.RemoveRequest
-	27, // 25: xagg.v1.Agent.Stats:input_type -> xagg.v1.StatsRequest
-	1,  // 26: xagg.v1.Controller.Status:output_type -> xagg.v1.StatusReply
-	6,  // 27: xagg.v1.Controller.CreateJob:output_type -> xagg.v1.Job
-	9,  // 28: xagg.v1.Controller.RemoveJob:output_type -> xagg.v1.RemoveJobReply
-	6,  // 29: xagg.v1.Controller.Steer:output_type -> xagg.v1.Job
-	14, // 30: xagg.v1.Controller.Join:output_type -> xagg.v1.JoinEvent
-	12, // 31: xagg.v1.Controller.Report:output_type -> xagg.v1.ReportReply
-	18, // 32: xagg.v1.Controller.Leave:output_type -> xagg.v1.LeaveReply
-	20, // 33: xagg.v1.Agent.Info:output_type -> xagg.v1.ServerInfo
-	22, // 34: xagg.v1.Agent.Install:output_type -> xagg.v1.InstallReply
-	24, // 35: xagg.v1.Agent.Arm:output_type -> xagg.v1.ArmReply
-	26, // 36: xagg.v1.Agent.Remove:output_type -> xagg.v1.RemoveReply
-	28, // 37: xagg.v1.Agent.Stats:output_type -> xagg.v1.StatsReply
-	26, // [26:38] is the sub-list for method output_type
-	14, // [14:26] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	6,  // 8: xagg.v1.CreateJobRequest.consistency:type_name -> xagg.v1.Consistency
+	6,  // 9: xagg.v1.Job.consistency:type_name -> xagg.v1.Consistency
+	8,  // 10: xagg.v1.Job.change:type_name -> xagg.v1.Change
+	4,  // 11: xagg.v1.SteerRequest.policy:type_name -> xagg.v1.Policy
+	13, // 12: xagg.v1.ReportRequest.progress:type_name -> xagg.v1.Progress
+	17, // 13: xagg.v1.JoinEvent.ready:type_name -> xagg.v1.Ready
+	29, // 14: xagg.v1.JoinEvent.abort:type_name -> xagg.v1.Abort
+	18, // 15: xagg.v1.JoinEvent.freeze:type_name -> xagg.v1.Freeze
+	6,  // 16: xagg.v1.Ready.consistency:type_name -> xagg.v1.Consistency
+	19, // 17: xagg.v1.FrozenRequest.rounds:type_name -> xagg.v1.Held
+	21, // 18: xagg.v1.FrozenReply.hand_over:type_name -> xagg.v1.ChunkID
+	19, // 19: xagg.v1.ResumeReply.finals:type_name -> xagg.v1.Held
+	27, // 20: xagg.v1.WhyReply.blockers:type_name -> xagg.v1.Blocker
+	28, // 21: xagg.v1.WhyReply.waiting:type_name -> xagg.v1.Waiting
+	13, // 22: xagg.v1.Blocker.progress:type_name -> xagg.v1.Progress
+	39, // 23: xagg.v1.ListReply.plans:type_name -> xagg.v1.ServerPlan
+	38, // 24: xagg.v1.OpenSlotsReply.slots:type_name -> xagg.v1.OpenSlot
+	51, // 25: xagg.v1.StatsReply.reasons:type_name -> xagg.v1.StatsReply.ReasonsEntry
+	47, // 26: xagg.v1.StatsReply.ranks:type_name -> xagg.v1.RankStats
+	0,  // 27: xagg.v1.Controller.Status:input_type -> xagg.v1.StatusRequest
+	5,  // 28: xagg.v1.Controller.CreateJob:input_type -> xagg.v1.CreateJobRequest
+	9,  // 29: xagg.v1.Controller.RemoveJob:input_type -> xagg.v1.RemoveJobRequest
+	11, // 30: xagg.v1.Controller.Steer:input_type -> xagg.v1.SteerRequest
+	15, // 31: xagg.v1.Controller.Join:input_type -> xagg.v1.JoinRequest
+	12, // 32: xagg.v1.Controller.Report:input_type -> xagg.v1.ReportRequest
+	20, // 33: xagg.v1.Controller.Frozen:input_type -> xagg.v1.FrozenRequest
+	23, // 34: xagg.v1.Controller.HandOver:input_type -> xagg.v1.HandOverRequest
+	25, // 35: xagg.v1.Controller.Why:input_type -> xagg.v1.WhyRequest
+	30, // 36: xagg.v1.Controller.Leave:input_type -> xagg.v1.LeaveRequest
+	32, // 37: xagg.v1.Agent.Info:input_type -> xagg.v1.InfoRequest
+	39, // 38: xagg.v1.Agent.Install:input_type -> xagg.v1.ServerPlan
+	41, // 39: xagg.v1.Agent.Arm:input_type -> xagg.v1.ArmRequest
+	43, // 40: xagg.v1.Agent.Remove:input_type -> xagg.v1.RemoveRequest
+	45, // 41: xagg.v1.Agent.Stats:input_type -> xagg.v1.StatsRequest
+	34, // 42: xagg.v1.Agent.List:input_type -> xagg.v1.ListRequest
+	36, // 43: xagg.v1.Agent.OpenSlots:input_type -> xagg.v1.OpenSlotsRequest
+	1,  // 44: xagg.v1.Controller.Status:output_type -> xagg.v1.StatusReply
+	7,  // 45: xagg.v1.Controller.CreateJob:output_type -> xagg.v1.Job
+	10, // 46: xagg.v1.Controller.RemoveJob:output_type -> xagg.v1.RemoveJobReply
+	7,  // 47: xagg.v1.Controller.Steer:output_type -> xagg.v1.Job
+	16, // 48: xagg.v1.Controller.Join:output_type -> xagg.v1.JoinEvent
+	14, // 49: xagg.v1.Controller.Report:output_type -> xagg.v1.ReportReply
+	22, // 50: xagg.v1.Controller.Frozen:output_type -> xagg.v1.FrozenReply
+	24, // 51: xagg.v1.Controller.HandOver:output_type -> xagg.v1.ResumeReply
+	26, // 52: xagg.v1.Controller.Why:output_type -> xagg.v1.WhyReply
+	31, // 53: xagg.v1.Controller.Leave:output_type -> xagg.v1.LeaveReply
+	33, // 54: xagg.v1.Agent.Info:output_type -> xagg.v1.ServerInfo
+	40, // 55: xagg.v1.Agent.Install:output_type -> xagg.v1.InstallReply
+	42, // 56: xagg.v1.Agent.Arm:output_type -> xagg.v1.ArmReply
+	44, // 57: xagg.v1.Agent.Remove:output_type -> xagg.v1.RemoveReply
+	46, // 58: xagg.v1.Agent.Stats:output_type -> xagg.v1.StatsReply
+	35, // 59: xagg.v1.Agent.List:output_type -> xagg.v1.ListReply
+	37, // 60: xagg.v1.Agent.OpenSlots:output_type -> xagg.v1.OpenSlotsReply
+	44, // [44:61] is the sub-list for method output_type
+	27, // [27:44] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_xagg_proto_init() }
@@ -2237,9 +3797,10 @@ func file_xagg_proto_init() {
 	if File_xagg_proto != nil {
 		return
 	}
-	file_xagg_proto_msgTypes[14].OneofWrappers = []any{
+	file_xagg_proto_msgTypes[16].OneofWrappers = []any{
 		(*JoinEvent_Ready)(nil),
 		(*JoinEvent_Abort)(nil),
+		(*JoinEvent_Freeze)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2247,7 +3808,7 @@ func file_xagg_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xagg_proto_rawDesc), len(file_xagg_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   34,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -27,6 +27,9 @@ const (
 	Controller_Steer_FullMethodName     = "/xagg.v1.Controller/Steer"
 	Controller_Join_FullMethodName      = "/xagg.v1.Controller/Join"
 	Controller_Report_FullMethodName    = "/xagg.v1.Controller/Report"
+	Controller_Frozen_FullMethodName    = "/xagg.v1.Controller/Frozen"
+	Controller_HandOver_FullMethodName  = "/xagg.v1.Controller/HandOver"
+	Controller_Why_FullMethodName       = "/xagg.v1.Controller/Why"
 	Controller_Leave_FullMethodName     = "/xagg.v1.Controller/Leave"
 )
 
@@ -58,10 +61,18 @@ type ControllerClient interface {
 	// without Leave ends the job for the others with an `abort` event that names it; before `ready` its place is merely
 	// free again. When a job has finished or was aborted, the next Join begins a new incarnation of it with a fresh id.
 	Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[JoinEvent], error)
-	// Report tells that a worker has begun its first round under a plan, and so has every result of the rounds before. It
-	// is idempotent. INVALID_ARGUMENT for an epoch that the job does not have, FAILED_PRECONDITION when the job is another
+	// Report tells how far a worker is: every second or so, and soon after it has finished the last round under a plan. It is
+	// idempotent. INVALID_ARGUMENT for an epoch that the job does not have, FAILED_PRECONDITION when the job is another
 	// incarnation by now.
 	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportReply, error)
+	// Frozen answers a `freeze` event: the worker has stopped, and this is what it holds. It returns when all workers of the
+	// job have stopped, with the RESULTs that this one is to hand over. ABORTED when another freeze has begun meanwhile.
+	Frozen(ctx context.Context, in *FrozenRequest, opts ...grpc.CallOption) (*FrozenReply, error)
+	// HandOver gives the RESULTs that were asked for, perhaps none. It returns when the new plan is installed and everything
+	// was handed over; the worker then goes on. ABORTED when another freeze has begun meanwhile.
+	HandOver(ctx context.Context, in *HandOverRequest, opts ...grpc.CallOption) (*ResumeReply, error)
+	// Why says whom a job waits for, where, since when, and what was last heard of them.
+	Why(ctx context.Context, in *WhyRequest, opts ...grpc.CallOption) (*WhyReply, error)
 	// Leave tells that a worker has finished its last round. It returns when all ranks have.
 	// ABORTED when the job ended for another reason. With an error it tells that the worker cannot go on: the job ends for
 	// the others with an `abort` event that names rank and error, and it returns at once.
@@ -145,6 +156,36 @@ func (c *controllerClient) Report(ctx context.Context, in *ReportRequest, opts .
 	return out, nil
 }
 
+func (c *controllerClient) Frozen(ctx context.Context, in *FrozenRequest, opts ...grpc.CallOption) (*FrozenReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FrozenReply)
+	err := c.cc.Invoke(ctx, Controller_Frozen_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controllerClient) HandOver(ctx context.Context, in *HandOverRequest, opts ...grpc.CallOption) (*ResumeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResumeReply)
+	err := c.cc.Invoke(ctx, Controller_HandOver_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controllerClient) Why(ctx context.Context, in *WhyRequest, opts ...grpc.CallOption) (*WhyReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WhyReply)
+	err := c.cc.Invoke(ctx, Controller_Why_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controllerClient) Leave(ctx context.Context, in *LeaveRequest, opts ...grpc.CallOption) (*LeaveReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(LeaveReply)
@@ -183,10 +224,18 @@ type ControllerServer interface {
 	// without Leave ends the job for the others with an `abort` event that names it; before `ready` its place is merely
 	// free again. When a job has finished or was aborted, the next Join begins a new incarnation of it with a fresh id.
 	Join(*JoinRequest, grpc.ServerStreamingServer[JoinEvent]) error
-	// Report tells that a worker has begun its first round under a plan, and so has every result of the rounds before. It
-	// is idempotent. INVALID_ARGUMENT for an epoch that the job does not have, FAILED_PRECONDITION when the job is another
+	// Report tells how far a worker is: every second or so, and soon after it has finished the last round under a plan. It is
+	// idempotent. INVALID_ARGUMENT for an epoch that the job does not have, FAILED_PRECONDITION when the job is another
 	// incarnation by now.
 	Report(context.Context, *ReportRequest) (*ReportReply, error)
+	// Frozen answers a `freeze` event: the worker has stopped, and this is what it holds. It returns when all workers of the
+	// job have stopped, with the RESULTs that this one is to hand over. ABORTED when another freeze has begun meanwhile.
+	Frozen(context.Context, *FrozenRequest) (*FrozenReply, error)
+	// HandOver gives the RESULTs that were asked for, perhaps none. It returns when the new plan is installed and everything
+	// was handed over; the worker then goes on. ABORTED when another freeze has begun meanwhile.
+	HandOver(context.Context, *HandOverRequest) (*ResumeReply, error)
+	// Why says whom a job waits for, where, since when, and what was last heard of them.
+	Why(context.Context, *WhyRequest) (*WhyReply, error)
 	// Leave tells that a worker has finished its last round. It returns when all ranks have.
 	// ABORTED when the job ended for another reason. With an error it tells that the worker cannot go on: the job ends for
 	// the others with an `abort` event that names rank and error, and it returns at once.
@@ -218,6 +267,15 @@ func (UnimplementedControllerServer) Join(*JoinRequest, grpc.ServerStreamingServ
 }
 func (UnimplementedControllerServer) Report(context.Context, *ReportRequest) (*ReportReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
+}
+func (UnimplementedControllerServer) Frozen(context.Context, *FrozenRequest) (*FrozenReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Frozen not implemented")
+}
+func (UnimplementedControllerServer) HandOver(context.Context, *HandOverRequest) (*ResumeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method HandOver not implemented")
+}
+func (UnimplementedControllerServer) Why(context.Context, *WhyRequest) (*WhyReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Why not implemented")
 }
 func (UnimplementedControllerServer) Leave(context.Context, *LeaveRequest) (*LeaveReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Leave not implemented")
@@ -344,6 +402,60 @@ func _Controller_Report_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Controller_Frozen_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FrozenRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServer).Frozen(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Controller_Frozen_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServer).Frozen(ctx, req.(*FrozenRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Controller_HandOver_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HandOverRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServer).HandOver(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Controller_HandOver_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServer).HandOver(ctx, req.(*HandOverRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Controller_Why_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WhyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServer).Why(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Controller_Why_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServer).Why(ctx, req.(*WhyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Controller_Leave_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(LeaveRequest)
 	if err := dec(in); err != nil {
@@ -390,6 +502,18 @@ var Controller_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Controller_Report_Handler,
 		},
 		{
+			MethodName: "Frozen",
+			Handler:    _Controller_Frozen_Handler,
+		},
+		{
+			MethodName: "HandOver",
+			Handler:    _Controller_HandOver_Handler,
+		},
+		{
+			MethodName: "Why",
+			Handler:    _Controller_Why_Handler,
+		},
+		{
 			MethodName: "Leave",
 			Handler:    _Controller_Leave_Handler,
 		},
@@ -405,11 +529,13 @@ var Controller_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Agent_Info_FullMethodName    = "/xagg.v1.Agent/Info"
-	Agent_Install_FullMethodName = "/xagg.v1.Agent/Install"
-	Agent_Arm_FullMethodName     = "/xagg.v1.Agent/Arm"
-	Agent_Remove_FullMethodName  = "/xagg.v1.Agent/Remove"
-	Agent_Stats_FullMethodName   = "/xagg.v1.Agent/Stats"
+	Agent_Info_FullMethodName      = "/xagg.v1.Agent/Info"
+	Agent_Install_FullMethodName   = "/xagg.v1.Agent/Install"
+	Agent_Arm_FullMethodName       = "/xagg.v1.Agent/Arm"
+	Agent_Remove_FullMethodName    = "/xagg.v1.Agent/Remove"
+	Agent_Stats_FullMethodName     = "/xagg.v1.Agent/Stats"
+	Agent_List_FullMethodName      = "/xagg.v1.Agent/List"
+	Agent_OpenSlots_FullMethodName = "/xagg.v1.Agent/OpenSlots"
 )
 
 // AgentClient is the client API for Agent service.
@@ -428,6 +554,10 @@ type AgentClient interface {
 	// controller begins with. A plan that is not there is removed already.
 	Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveReply, error)
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsReply, error)
+	// List says which plans are installed: what a controller that was restarted begins with.
+	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListReply, error)
+	// OpenSlots says which chunks of a job wait for contributions, the oldest first, at most 1,000.
+	OpenSlots(ctx context.Context, in *OpenSlotsRequest, opts ...grpc.CallOption) (*OpenSlotsReply, error)
 }
 
 type agentClient struct {
@@ -488,6 +618,26 @@ func (c *agentClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *agentClient) List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListReply)
+	err := c.cc.Invoke(ctx, Agent_List_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentClient) OpenSlots(ctx context.Context, in *OpenSlotsRequest, opts ...grpc.CallOption) (*OpenSlotsReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OpenSlotsReply)
+	err := c.cc.Invoke(ctx, Agent_OpenSlots_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AgentServer is the server API for Agent service.
 // All implementations must embed UnimplementedAgentServer
 // for forward compatibility.
@@ -504,6 +654,10 @@ type AgentServer interface {
 	// controller begins with. A plan that is not there is removed already.
 	Remove(context.Context, *RemoveRequest) (*RemoveReply, error)
 	Stats(context.Context, *StatsRequest) (*StatsReply, error)
+	// List says which plans are installed: what a controller that was restarted begins with.
+	List(context.Context, *ListRequest) (*ListReply, error)
+	// OpenSlots says which chunks of a job wait for contributions, the oldest first, at most 1,000.
+	OpenSlots(context.Context, *OpenSlotsRequest) (*OpenSlotsReply, error)
 	mustEmbedUnimplementedAgentServer()
 }
 
@@ -528,6 +682,12 @@ func (UnimplementedAgentServer) Remove(context.Context, *RemoveRequest) (*Remove
 }
 func (UnimplementedAgentServer) Stats(context.Context, *StatsRequest) (*StatsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
+}
+func (UnimplementedAgentServer) List(context.Context, *ListRequest) (*ListReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedAgentServer) OpenSlots(context.Context, *OpenSlotsRequest) (*OpenSlotsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method OpenSlots not implemented")
 }
 func (UnimplementedAgentServer) mustEmbedUnimplementedAgentServer() {}
 func (UnimplementedAgentServer) testEmbeddedByValue()               {}
@@ -640,6 +800,42 @@ func _Agent_Stats_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Agent_List_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServer).List(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agent_List_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServer).List(ctx, req.(*ListRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Agent_OpenSlots_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OpenSlotsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServer).OpenSlots(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agent_OpenSlots_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServer).OpenSlots(ctx, req.(*OpenSlotsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Agent_ServiceDesc is the grpc.ServiceDesc for Agent service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -666,6 +862,14 @@ var Agent_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Stats",
 			Handler:    _Agent_Stats_Handler,
+		},
+		{
+			MethodName: "List",
+			Handler:    _Agent_List_Handler,
+		},
+		{
+			MethodName: "OpenSlots",
+			Handler:    _Agent_OpenSlots_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

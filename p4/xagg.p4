@@ -39,7 +39,7 @@ const bit<4> WAIT = 5;
 const bit<4> NACK = 6;
 const bit<4> CTRL = 7;
 
-const bit<8> SHAPE_FLAGS = 8w1 | 8w16; // LAST, MODULAR
+const bit<8> SHAPE_FLAGS = 8w1 | 8w16 | 8w128; // LAST, MODULAR, ASYNC
 const bit<8> FORWARDED = 4;
 const bit<8> SATURATED = 8;
 

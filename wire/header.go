@@ -58,17 +58,20 @@ func (t Type) Valid() bool { return t >= TypeGrad && t <= TypeCtrl }
 // Flags qualify a packet.
 type Flags uint8
 
-// The flags. Bits without a name are zero on the wire.
+// The flags.
 const (
 	FlagLast      Flags = 1 << 0 // last chunk of the round
 	FlagResend    Flags = 1 << 1 // the sender has sent this contribution before
 	FlagForwarded Flags = 1 << 2 // the switch passes the packet to the server unsummed
 	FlagSaturated Flags = 1 << 3 // the sender clipped at least one lane; combined with or
 	FlagModular   Flags = 1 << 4 // integer lanes: the values themselves, no exponent
+	FlagLate      Flags = 1 << 5 // RESULT: the contribution that it answers came after the chunk was closed
+	FlagServer    Flags = 1 << 6 // RESULT: a server closed the chunk
+	FlagAsync     Flags = 1 << 7 // the lanes are added to a running sum, or are one
 )
 
 // ShapeFlags are the flags that all contributors of a chunk must agree on.
-const ShapeFlags = FlagLast | FlagModular
+const ShapeFlags = FlagLast | FlagModular | FlagAsync
 
 // StickyFlags are the flags that aggregators combine with or.
 const StickyFlags = FlagSaturated

@@ -20,7 +20,7 @@ const (
 	ReasonPort       Reason = 9  // not the switch port that the sender was admitted at
 	ReasonSource     Reason = 10 // not the IPv4 address that the sender was admitted with
 	ReasonMask       Reason = 11 // the contributors mask is not what this sender may claim
-	ReasonShape      Reason = 12 // elems, blocks, LAST, MODULAR, exponent, round or chunk differ from the slot's
+	ReasonShape      Reason = 12 // elems, blocks, LAST, MODULAR, ASYNC, exponent, round or chunk differ from the slot's
 	ReasonStale      Reason = 13 // the slot has gone on to a newer chunk or round
 	ReasonOverlap    Reason = 14 // some but not all of the mask is in the slot: a fault of the switch
 	ReasonRange      Reason = 15 // chunk or slot beyond the lease
@@ -31,12 +31,16 @@ const (
 	ReasonRoute      Reason = 20 // ordinary traffic: no route to the destination
 	ReasonTTL        Reason = 21 // ordinary traffic: time to live exceeded
 	ReasonReturned   Reason = 22 // a server's answer on its way back; passed on
-	NumReasons              = 23
+	ReasonClock      Reason = 23 // async: a contribution of this rank before it is missing
+	ReasonLate       Reason = 24 // quorum: the chunk was closed without it; its RESULT was answered
+	ReasonHeld       Reason = 25 // async: this rank is too far ahead of the slowest; it may come again
+	NumReasons              = 26
 )
 
 var reasonNames = [NumReasons]string{
 	"summed", "short", "length", "version", "type", "checksum", "unknown_job", "epoch", "rank", "port", "source",
 	"mask", "shape", "stale", "overlap", "range", "tag", "duplicate", "steered", "forwarded", "route", "ttl", "returned",
+	"clock", "late", "held",
 }
 
 // String returns the reason's name, which is also its metric label.
@@ -51,7 +55,7 @@ func (r Reason) String() string {
 // ordinary ways of not being summed here and now.
 func (r Reason) Fault() bool {
 	switch r {
-	case ReasonNone, ReasonDuplicate, ReasonSteered, ReasonForwarded, ReasonReturned:
+	case ReasonNone, ReasonDuplicate, ReasonSteered, ReasonForwarded, ReasonReturned, ReasonLate, ReasonHeld:
 		return false
 	}
 	return true

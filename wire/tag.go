@@ -29,6 +29,7 @@ func splitmix64(x uint64) uint64 {
 }
 
 // TagPlace returns h(job, round, chunk, rank): the part of a contribution's tag that says where it belongs, in [0, P).
+// With FlagAsync the place is that of round 0 and rank 0, whoever contributes when.
 func TagPlace(job uint16, round, chunk uint32, rank uint8) [2]uint32 {
 	a := uint64(job)<<48 | uint64(rank)<<32 | uint64(round)
 	var h [2]uint32
@@ -74,14 +75,18 @@ func mod(v int64) uint32 {
 
 // Seal sets the packet's tag for its sender: p is a GRAD of one rank, its place and lanes are set.
 func (p *Packet) Seal() {
-	h, l := TagPlace(p.Job, p.Round, p.Chunk, p.Rank), TagLanes(p.Lanes[:p.Elems])
+	round, rank := p.Round, p.Rank
+	if p.Flags&FlagAsync != 0 {
+		round, rank = 0, 0
+	}
+	h, l := TagPlace(p.Job, round, p.Chunk, rank), TagLanes(p.Lanes[:p.Elems])
 	for t := range p.Tag {
 		p.Tag[t] = (h[t] + l[t]) % P
 	}
 }
 
 // TagOK reports whether the tag of a packet with lanes (GRAD, PARTIAL or RESULT) fits its place, mask and lanes: that
-// the lanes are the sum of exactly the contributions of the ranks in the mask.
+// the lanes are the sum of exactly the contributions of the ranks in the mask. With FlagAsync see [DifferenceOK].
 func (p *Packet) TagOK() bool {
 	l := TagLanes(p.Lanes[:p.Elems])
 	want := [2]uint64{uint64(l[0]), uint64(l[1])}
@@ -91,4 +96,17 @@ func (p *Packet) TagOK() bool {
 		want[1] += uint64(h[1])
 	}
 	return uint64(p.Tag[0])%P == want[0]%P && uint64(p.Tag[1])%P == want[1]%P
+}
+
+// DifferenceOK reports whether the difference of the tags of two running sums of a chunk (docs/protocol.md, "Async")
+// fits the difference of their lanes, read as signed, and the number of additions between them.
+func DifferenceOK(job uint16, chunk, additions uint32, before, after [2]uint32, lanes []int32) bool {
+	h, l := TagPlace(job, 0, chunk, 0), TagLanes(lanes)
+	for t := range h {
+		want := (uint64(h[t])*uint64(additions) + uint64(l[t]) + uint64(before[t])) % P
+		if uint64(after[t])%P != want {
+			return false
+		}
+	}
+	return true
 }

@@ -13,6 +13,10 @@ type Plan struct {
 	Ranks      uint64 // all ranks of the job: a chunk closes when they are all in
 	Lease      Lease
 	NextEpoch  uint16     // armed epoch, 0 = none
+	Quorum     uint32     // ranks that are enough to close a chunk; 0 = all have to be in
+	WaitUs     uint32     // ... when its first arrival is so long ago, in microseconds
+	Async      bool       // running sums; the lease has 4 rounds
+	Staleness  uint32     // ... contributions that a rank may be ahead of the slowest
 	ServiceIP  netip.Addr // IPv4; where RESULTs go
 	ServiceMAC [6]byte
 }

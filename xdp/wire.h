@@ -30,9 +30,12 @@ enum flag {
 	FLAG_FORWARDED = 4,
 	FLAG_SATURATED = 8,
 	FLAG_MODULAR = 16,
+	FLAG_LATE = 32,
+	FLAG_SERVER = 64,
+	FLAG_ASYNC = 128,
 };
 
-#define SHAPE_FLAGS (FLAG_LAST | FLAG_MODULAR)
+#define SHAPE_FLAGS (FLAG_LAST | FLAG_MODULAR | FLAG_ASYNC)
 #define STICKY_FLAGS FLAG_SATURATED
 
 // The reasons that a server has; wire/reason.go has them all.
@@ -53,7 +56,10 @@ enum reason {
 	REASON_RANGE = 15,
 	REASON_TAG = 16,
 	REASON_DUPLICATE = 17,
-	NUM_REASONS = 23,
+	REASON_CLOCK = 23,
+	REASON_LATE = 24,
+	REASON_HELD = 25,
+	NUM_REASONS = 26,
 };
 
 struct xagg_header {

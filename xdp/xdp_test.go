@@ -56,7 +56,8 @@ func testPlans() []Plan {
 	first := Lease{Base: 0, Chunks: 3, Rounds: 2, Index: 0}
 	second := Lease{Base: 7, Chunks: 2, Rounds: 4, Index: 5}
 	plan := func(job, epoch uint16, ranks uint64, lease Lease, next uint16) Plan {
-		return Plan{job, epoch, ranks, lease, next, netip.AddrFrom4(serviceAddr.IP), serviceAddr.MAC}
+		return Plan{Job: job, Epoch: epoch, Ranks: ranks, Lease: lease, NextEpoch: next,
+			ServiceIP: netip.AddrFrom4(serviceAddr.IP), ServiceMAC: serviceAddr.MAC}
 	}
 	return []Plan{
 		plan(5, 1, 0b111, first, 2),
