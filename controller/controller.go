@@ -302,6 +302,10 @@ func (c *Controller) doServer(ctx context.Context, s step) (sent bool, err error
 		Ranks:      s.plan.ranks,
 		Chunks:     s.plan.chunks,
 		Rounds:     s.plan.rounds,
+		Quorum:     s.plan.quorum,
+		WaitUs:     s.plan.waitUS,
+		Async:      s.plan.async,
+		Staleness:  s.plan.staleness,
 		ServiceIp:  c.cfg.Service.IP.String(),
 		ServiceMac: c.cfg.Service.MAC.String(),
 	})

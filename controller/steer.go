@@ -50,6 +50,9 @@ func (c *Controller) steer(ctx context.Context, name string, rule policy.Static)
 	case same:
 	case meet.state == stateWaiting:
 		err = c.replace(ctx, j, meet, decision)
+	case j.spec.Consistency.Mode == ModeAsync:
+		// Its sums are no rounds that a change could come between.
+		err = &changeError{"it is async and runs; its plan can be changed before its ranks have joined"}
 	default:
 		err = c.change(ctx, j, meet, decision)
 	}
