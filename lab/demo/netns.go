@@ -94,7 +94,7 @@ func (n *namespaces) start(ctx context.Context) error {
 	for _, h := range n.topology.Servers {
 		agents = append(agents, n.socket(h.Name))
 		err := n.daemon(h.Name, h.Name, "server", "--interface", netns.HostInterface, "--listen", n.socket(h.Name), "--name", h.Name,
-			"--memory", n.memory())
+			"--memory", n.memory(), "--no-pin") // all of it ends with the lab
 		if err != nil {
 			return err
 		}
