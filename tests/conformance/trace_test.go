@@ -480,6 +480,11 @@ func (t *tracer) ordinary() input {
 		payload := make([]byte, t.IntN(70))
 		t.fillBytes(payload)
 		return input{port: from.port, frame: append([]byte{2}, payload...)}
+	case 14: // a checksum that one step of the time to live takes to the border where RFC 1141 errs
+		clear(f[offID : offID+2])
+		clear(f[offIPSum : offIPSum+2])
+		const sum = 0xffff - 0xfeff
+		binary.BigEndian.PutUint16(f[offID:], uint16((0xffff+sum-uint32(onesSum(f[offVersion:offUDP])))%0xffff))
 	}
 	if len(f) >= offUDP {
 		sumIPv4(f)
