@@ -229,6 +229,8 @@ func desiredPlan(out objects, in *intent, j *job, p plan, next uint16) {
 			{Name: "servers", Value: num(len(p.decision.Servers))},
 			{Name: "group", Value: num(j.groupAll())},
 			{Name: "next_epoch", Value: num(next)},
+			{Name: "quorum", Value: num(0)}, // every job is sync
+			{Name: "wait_us", Value: num(0)},
 		},
 	})
 }
