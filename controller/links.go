@@ -181,6 +181,9 @@ func (c *Controller) holdSwitch(ctx context.Context, session *p4rt.Session) erro
 		return err
 	}
 	defer c.loseSwitch()
+	if session.Pushed() { // else its slots are what they were
+		c.recoverAll(ctx, "the switch has lost its memory", func(*job) bool { return true })
+	}
 	if err := c.applyAll(ctx); err != nil {
 		return err
 	}
@@ -282,9 +285,12 @@ func (c *Controller) takeAgent(ctx context.Context, s Server, client api.AgentCl
 	if err != nil {
 		return nil, err
 	}
+	link := c.links.agents[s.Name]
+	if link.info != nil && link.info.GetInstance() != info.GetInstance() {
+		c.recoverAll(ctx, fmt.Sprintf("server %s has lost its memory", s.Name), func(j *job) bool { return j.onServer(s.Name) })
+	}
 	c.applying.Lock()
 	defer c.applying.Unlock()
-	link := c.links.agents[s.Name]
 	if !link.wiped {
 		wipe, cancel := context.WithTimeout(ctx, writeTimeout)
 		defer cancel()

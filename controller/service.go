@@ -160,17 +160,29 @@ func noJob(name string) error {
 
 // Join implements the API.
 func (s *service) Join(req *api.JoinRequest, stream api.Controller_JoinServer) error {
-	meet, err := s.c.join(s.ctx, req)
+	l, err := s.c.join(s.ctx, req)
 	if err != nil {
 		return err
 	}
-	defer s.c.gone(meet, int(req.GetRank()))
-	ready := meet.ready
+	defer s.c.gone(s.ctx, l)
+	meet, ready := l.meet, l.ready
+	var told uint64 // the last recovery that the rank knows of
 	for {
+		freeze, recovers, lost := s.c.news(l)
+		if lost != nil {
+			return sendAbort(stream, lost, []uint32{req.GetRank()})
+		}
+		if ready == nil && recovers != nil && recovers.Recovery != told {
+			if err := stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Freeze{Freeze: recovers}}); err != nil {
+				return err
+			}
+			told = recovers.Recovery
+		}
 		select {
+		case <-freeze:
 		case <-ready:
 			ready = nil
-			event := s.c.readyEvent(meet)
+			event := s.c.readyEvent(l)
 			if event == nil {
 				continue // the job was removed this very moment: it is over
 			}
@@ -187,8 +199,39 @@ func (s *service) Join(req *api.JoinRequest, stream api.Controller_JoinServer) e
 	}
 }
 
+// listener is a stream to a rank.
+type listener struct {
+	meet   *rendezvous
+	rank   int
+	seat   *seat
+	stream int             // its number
+	ready  <-chan struct{} // closes when the rank may go on
+}
+
+// listener returns the next stream to a rank that has joined.
+func (r *rendezvous) listener(rank int) *listener {
+	s := r.seats[rank]
+	s.stream++
+	l := &listener{r, rank, s, s.stream, r.ready}
+	if s.back != nil {
+		l.ready = s.back
+	}
+	return l
+}
+
+// news returns what a rank has to be told, and a channel that closes when there is more: of a recovery that it takes part
+// in, and why it cannot take part in the job any more.
+func (c *Controller) news(l *listener) (more <-chan struct{}, freeze *api.Freeze, lost error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if rec := l.meet.recovery; rec.underWay() && rec.ranks>>l.rank&1 != 0 {
+		freeze = &api.Freeze{Recovery: rec.number, Reason: rec.reason}
+	}
+	return l.meet.freeze, freeze, l.seat.lost
+}
+
 // join takes a rank's seat in a job, and in a new incarnation of it when the last one has ended.
-func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*rendezvous, error) {
+func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*listener, error) {
 	m, err := c.memberOf(req)
 	if err != nil {
 		return nil, err
@@ -202,6 +245,13 @@ func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*rendezvou
 	rank := int(req.GetRank())
 	if rank >= j.spec.Ranks {
 		return nil, invalid("rank", "%d is beyond the ranks 0..%d of job %q", rank, j.spec.Ranks-1, j.spec.Name)
+	}
+	if id := req.GetId(); id != 0 {
+		if err := meet.listen(rank, id, m); err != nil {
+			return nil, err
+		}
+		c.log.Info("rank listens again", "job", j.spec.Name, "rank", rank)
+		return meet.listener(rank), nil
 	}
 	if meet.ended() {
 		c.intent.renew(j)
@@ -217,7 +267,10 @@ func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*rendezvou
 		j.members = meet.members()
 		c.running.Go(func() { c.install(ctx, meet) })
 	}
-	return meet, nil
+	if meet.returning()>>rank&1 != 0 {
+		c.recover(ctx, j, fmt.Sprintf("rank %d comes back", rank))
+	}
+	return meet.listener(rank), nil
 }
 
 // memberOf finds the host that a rank says it is on.
@@ -268,22 +321,37 @@ func (c *Controller) install(ctx context.Context, meet *rendezvous) {
 	}
 }
 
-// gone tells a rendezvous that a rank's stream has ended.
-func (c *Controller) gone(meet *rendezvous, rank int) {
+// gone tells a rendezvous that a stream to a rank has ended, unless there is a newer one.
+func (c *Controller) gone(ctx context.Context, l *listener) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	before := meet.ended()
-	meet.gone(rank)
-	if meet.ended() && !before {
-		c.log.Warn("job aborted", "job", meet.job, "rank", rank, "err", meet.err)
+	if l.meet.seats[l.rank] == l.seat && l.seat.stream == l.stream {
+		c.lose(ctx, l.meet, l.rank, func() { l.meet.gone(l.rank) })
 	}
 }
 
+// lose carries out how a rank goes away, and what that means for the others. c.mu is held.
+func (c *Controller) lose(ctx context.Context, meet *rendezvous, rank int, goes func()) {
+	over := meet.ended()
+	goes()
+	rec := meet.recovery
+	switch j := c.intent.byID(meet.id); {
+	case over:
+	case meet.ended():
+		c.log.Warn("job is over", "job", meet.job, "rank", rank, "state", meet.state, "err", meet.err)
+	case j != nil && rec.underWay() && (rec.ranks|rec.back)>>rank&1 != 0:
+		c.recover(ctx, j, rec.reason) // without it
+	case meet.state == stateRunning && meet.absent()>>rank&1 != 0:
+		c.log.Warn("rank is gone; the others go on", "job", meet.job, "rank", rank, "gone", policy.FormatMask(meet.absent()))
+	}
+	c.links.announce() // a change of plan may have waited for it
+}
+
 // readyEvent returns what the ranks of a job have to know, or nil when the incarnation is no more.
-func (c *Controller) readyEvent(meet *rendezvous) *api.Ready {
+func (c *Controller) readyEvent(l *listener) *api.Ready {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	j := c.intent.byID(meet.id)
+	j := c.intent.byID(l.meet.id)
 	if j == nil {
 		return nil
 	}
@@ -295,6 +363,8 @@ func (c *Controller) readyEvent(meet *rendezvous) *api.Ready {
 		MaxChunks:  j.chunks(),
 		ServiceIp:  c.cfg.Service.IP.String(),
 		ServiceMac: c.cfg.Service.MAC.String(),
+		Round:      l.seat.round,
+		Seq:        l.seat.seq,
 
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),
@@ -309,12 +379,16 @@ func (c *Controller) farewell(meet *rendezvous, stream api.Controller_JoinServer
 	if err == nil {
 		return nil
 	}
-	return stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Abort{Abort: &api.Abort{Reason: err.Error(), Ranks: odd}}})
+	return sendAbort(stream, err, odd)
+}
+
+func sendAbort(stream api.Controller_JoinServer, why error, odd []uint32) error {
+	return stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Abort{Abort: &api.Abort{Reason: why.Error(), Ranks: odd}}})
 }
 
 // Leave implements the API.
 func (s *service) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveReply, error) {
-	meet, err := s.c.leave(req)
+	meet, err := s.c.leave(s.ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -336,7 +410,7 @@ func (s *service) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveR
 	return &api.LeaveReply{}, nil
 }
 
-func (c *Controller) leave(req *api.LeaveRequest) (*rendezvous, error) {
+func (c *Controller) leave(ctx context.Context, req *api.LeaveRequest) (*rendezvous, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	meet := c.meets[req.GetJob()]
@@ -350,8 +424,9 @@ func (c *Controller) leave(req *api.LeaveRequest) (*rendezvous, error) {
 		return nil, status.Errorf(codes.Aborted, "job %q has begun anew without this rank", meet.job)
 	}
 	if reason := req.GetError(); reason != "" {
-		meet.giveUp(int(req.GetRank()), reason)
-		c.log.Warn("rank gave up", "job", meet.job, "rank", req.GetRank(), "err", reason)
+		rank := int(req.GetRank())
+		c.log.Warn("rank gave up", "job", meet.job, "rank", rank, "err", reason)
+		c.lose(ctx, meet, rank, func() { meet.giveUp(rank, reason) })
 		return meet, nil
 	}
 	if err := meet.leave(int(req.GetRank())); err != nil {
@@ -377,6 +452,8 @@ func (c *Controller) describe(j *job) *api.Job {
 		Explanation: j.decision.Explanation,
 		Joined:      meet.joined(),
 		Left:        meet.left,
+		Gone:        meet.absent(),
+		Recovery:    meet.recovery.describe(),
 		State:       string(meet.state),
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),
