@@ -88,6 +88,7 @@ func TestJoinRefused(t *testing.T) {
 		"epoch 0":       {ready(func(r *api.Ready) { r.Epoch = 0 }), "epoch 0"},
 		"few ranks":     {ready(func(r *api.Ready) { r.Ranks = 1 }), "1 ranks"},
 		"many ranks":    {ready(func(r *api.Ready) { r.Ranks = 65 }), "65 ranks"},
+		"depth":         {ready(func(r *api.Ready) { r.Depth = 17 }), "depth of 17"},
 		"pool":          {ready(func(r *api.Ready) { r.Pool = 6 }), "pool of 6"},
 		"no chunks":     {ready(func(r *api.Ready) { r.MaxChunks = 0 }), "0 chunks"},
 		"service":       {ready(func(r *api.Ready) { r.ServiceIp = "::1" }), `"::1"`},

@@ -46,6 +46,7 @@ type netConfig struct {
 	servers int
 	pool    uint32 // default 16
 	chunks  uint32 // longest round, default 64
+	depth   uint32 // default 1
 	seed    uint64
 	loss    float64            // probability of a frame's loss on each hop
 	dup     float64            // probability of a second copy
@@ -95,7 +96,7 @@ func startTestnet(cfg netConfig) (n *testnet, stop func()) {
 	n = &testnet{netConfig: cfg, rng: rand.New(rand.NewPCG(cfg.seed, 1)), start: time.Now()}
 	n.sw = agg.NewSwitch(int(4 * cfg.pool))
 	for range cfg.servers {
-		n.srv = append(n.srv, agg.NewServer(int(2*cfg.chunks)))
+		n.srv = append(n.srv, agg.NewServer(int(n.serverRounds()*cfg.chunks)))
 	}
 	n.install(testEpoch)
 	for r := range cfg.ranks {
@@ -115,11 +116,14 @@ func startTestnet(cfg netConfig) (n *testnet, stop func()) {
 		}))
 	}
 	n.client, stop = startController(newTestController(&api.Ready{
-		Job: testJob, Epoch: testEpoch, Ranks: uint32(n.ranks), Pool: n.pool, MaxChunks: n.chunks,
+		Job: testJob, Epoch: testEpoch, Ranks: uint32(n.ranks), Pool: n.pool, MaxChunks: n.chunks, Depth: n.depth,
 		ServiceIp: netip.AddrFrom4(service.IP).String(), ServiceMac: net.HardwareAddr(service.MAC[:]).String(),
 	}))
 	return n, stop
 }
+
+// serverRounds is the number of rounds that a server keeps: twice the depth, in powers of two.
+func (n *testnet) serverRounds() uint32 { return 1 << bits.Len32(2*max(n.depth, 1)-1) }
 
 // install installs an epoch of the job's plan.
 func (n *testnet) install(epoch uint16) {
@@ -130,7 +134,7 @@ func (n *testnet) install(epoch uint16) {
 	}
 	for s, srv := range n.srv {
 		ports = append(ports, uint16(65+s))
-		if err := srv.Install(agg.ServerPlan{Job: testJob, Epoch: epoch, Ranks: all, Chunks: n.chunks, Rounds: 2}); err != nil {
+		if err := srv.Install(agg.ServerPlan{Job: testJob, Epoch: epoch, Ranks: all, Chunks: n.chunks, Rounds: n.serverRounds()}); err != nil {
 			panic(err)
 		}
 	}
