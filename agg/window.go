@@ -90,9 +90,10 @@ type Window struct {
 
 // span is a round: the chunks of a window that belong together.
 type span struct {
-	seq       uint32 // of chunk 0
-	chunks    uint32
-	left      uint32 // unfinished chunks
+	seq       uint32   // of its first chunk
+	chunks    uint32   // so many
+	ids       []uint32 // their numbers in the round, ascending, where it has others that got their RESULT before a restart
+	left      uint32   // unfinished chunks
 	epoch     uint16
 	announced uint16 // by its chunk 0; 0 = nothing
 }
@@ -369,7 +370,7 @@ func (w *Window) moves(now time.Duration) {
 func (w *Window) send(now time.Duration, i uint32) Send {
 	c := w.at(i)
 	round, r := w.span(i)
-	s := Send{Round: round, Chunk: i - r.seq, Seq: i, Resend: c.sends > 0}
+	s := Send{Round: round, Chunk: r.id(i), Seq: i, Resend: c.sends > 0}
 	c.sent = now
 	c.sends = inc(c.sends)
 	w.stats.Sent++
@@ -429,10 +430,10 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 		return EventNone
 	}
 	r := &w.rounds[uint32(len(w.rounds))-1-back]
-	if h.Epoch != r.epoch || h.Chunk >= r.chunks {
+	seq, ok := r.find(h.Chunk)
+	if h.Epoch != r.epoch || !ok {
 		return EventNone
 	}
-	seq := r.seq + h.Chunk
 	c := w.at(seq)
 	if c.state == unsent || c.state == finished {
 		return EventNone
@@ -604,7 +605,7 @@ func (w *Window) Missing() (ranks uint64, first uint32, chunks int) {
 			ranks |= w.cfg.Ranks &^ c.mask
 		}
 	}
-	return ranks, w.first - r.seq, int(r.left)
+	return ranks, r.id(w.first), int(r.left)
 }
 
 // Stats are a window's counts since its creation.

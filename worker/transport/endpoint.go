@@ -86,6 +86,9 @@ type Endpoint struct {
 	kept  []*round // finished, ascending: their RESULTs may be asked for (docs/protocol.md, "Recovery")
 	free  []*round // for their memory
 
+	frozen bool          // between Freeze and Resume
+	idle   time.Duration // since when no call is under way, where none is
+
 	last   Info // of the call that was done last
 	answer wire.Packet
 	stats  Stats // but for the window's own
@@ -197,7 +200,7 @@ func (e *Endpoint) begin(now time.Duration, c *Call) (*Call, error) {
 
 // advance begins the rounds that may begin.
 func (e *Endpoint) advance(now time.Duration) error {
-	for e.begun < len(e.calls) && e.window.MayBegin() {
+	for !e.frozen && e.begun < len(e.calls) && e.window.MayBegin() {
 		c := e.calls[e.begun]
 		if !c.started {
 			if c.tensor.user != nil {
@@ -290,7 +293,7 @@ func (e *Endpoint) newRound() *round {
 // sent; the caller sends them before the next call of a method, which may change them. As long as the batch was filled
 // there may be more.
 func (e *Endpoint) Due(now time.Duration, batch [][]byte) [][]byte {
-	for len(batch) < cap(batch) {
+	for !e.frozen && len(batch) < cap(batch) {
 		s, ok := e.window.Next(now)
 		if !ok {
 			break
@@ -303,7 +306,7 @@ func (e *Endpoint) Due(now time.Duration, batch [][]byte) [][]byte {
 // Deadline returns the time at which Due must be asked again if nothing arrives before; false when nothing is
 // outstanding. It is asked after Due has returned all that was due.
 func (e *Endpoint) Deadline() (time.Duration, bool) {
-	if len(e.live) == 0 {
+	if e.frozen || len(e.live) == 0 {
 		return 0, false
 	}
 	return e.window.Deadline()
@@ -323,6 +326,9 @@ func (e *Endpoint) round(number uint32) *round {
 // Take handles a payload that arrived at time now from the service address. It does not keep it. An error, an
 // [IntegrityError] or a [RefusedError], ends the all-reduces.
 func (e *Endpoint) Take(now time.Duration, payload []byte) error {
+	if e.frozen {
+		return nil
+	}
 	p := &e.answer
 	if err := wire.DecodeHeader(payload, &p.Header); err != nil {
 		e.stats.Malformed++
@@ -387,6 +393,7 @@ func (e *Endpoint) finishRound(now time.Duration) {
 		i.Duration = now - c.began
 		c.done = true
 		c.tensor.user = nil
+		e.idle = now
 		e.last = c.info
 		e.calls = e.calls[:copy(e.calls, e.calls[1:])]
 		e.begun--

@@ -74,7 +74,7 @@ type tally struct {
 func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) {
 	e := r.e
 	r.call, r.vec, r.offset = c, vec, offset
-	r.chunks = uint32(max(1, (vec.len()+wire.MaxLanes-1)/wire.MaxLanes))
+	r.chunks = chunksOf(vec.len())
 	r.left = r.chunks
 	r.header = wire.Header{
 		Type: wire.TypeGrad, Job: e.cfg.Job, Rank: uint8(e.cfg.Rank), Contributors: 1 << e.cfg.Rank,
@@ -93,6 +93,9 @@ func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) {
 		r.sum = slices.Grow(r.sum[:0], vec.len())[:vec.len()]
 	}
 }
+
+// chunksOf returns the number of chunks of a round of so many elements.
+func chunksOf(elems int) uint32 { return uint32(max(1, (elems+wire.MaxLanes-1)/wire.MaxLanes)) }
 
 // payload returns the bytes of a chunk.
 func (r *round) payload(chunk uint32) []byte {
