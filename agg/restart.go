@@ -23,32 +23,31 @@ func (r *span) find(chunk uint32) (seq uint32, ok bool) {
 	return r.seq + uint32(i), ok
 }
 
-// NextRound returns the number of the round to begin next.
-func (w *Window) NextRound() uint32 { return w.round + 1 }
+// BeginPart is [Window.Begin], or with silent [Window.Listen], of a round of which some chunks have their RESULT already:
+// missing are the numbers of the others, ascending, perhaps none.
+func (w *Window) BeginPart(now time.Duration, missing []uint32, silent bool) (round uint32, epoch uint16) {
+	return w.start(now, uint32(len(missing)), append([]uint32{}, missing...), silent)
+}
 
-// NextSeq returns the seq of that round's chunk 0.
-func (w *Window) NextSeq() uint32 { return w.base + uint32(len(w.chunks)) }
+// Rest is what is left of a round that has begun.
+type Rest struct {
+	Missing []uint32 // the chunks without a RESULT, ascending
+	Silent  bool     // the round was begun by [Window.Listen]
+}
 
-// Restart goes on after a recovery (docs/protocol.md, "Recovery") under an epoch: of the newest rounds that have begun,
-// at most Depth and in their order, missing has the chunks to send, ascending, as if they had never been sent; all others
-// have their RESULT. seq is the first one's. What was announced before is forgotten.
-func (w *Window) Restart(now time.Duration, epoch uint16, seq uint32, missing [][]uint32) {
-	if len(missing) > w.cfg.Depth {
-		panic(fmt.Sprintf("agg: restart window: %d rounds at depth %d", len(missing), w.cfg.Depth))
+// Restart goes on after a recovery (docs/protocol.md, "Recovery") under an epoch: rounds are the newest that have begun,
+// at most Depth and in their order, whose missing chunks are to be sent as if they had never been; all others have their
+// RESULT. seq is the first one's. What was announced before is forgotten.
+func (w *Window) Restart(now time.Duration, epoch uint16, seq uint32, rounds []Rest) {
+	if len(rounds) > w.cfg.Depth {
+		panic(fmt.Sprintf("agg: restart window: %d rounds at depth %d", len(rounds), w.cfg.Depth))
 	}
 	w.epoch, w.next, w.base = epoch, epoch, seq
 	w.rounds, w.chunks, w.left = w.rounds[:0], w.chunks[:0], 0
 	w.flight, w.delivered, w.undo = 0, 0, 0
 	w.rest(now, seq)
-	for _, ids := range missing {
-		n := uint32(len(ids))
+	for _, r := range rounds {
 		// A round without a missing chunk stays: those that are Depth after it count from it.
-		w.rounds = append(w.rounds, span{seq: w.NextSeq(), chunks: n, ids: ids, left: n, epoch: epoch})
-		w.left += len(ids)
-		w.chunks = append(w.chunks, make([]chunk, n)...)
-	}
-	// Every chunk before these was answered, if not under this epoch then for good.
-	for c := range min(uint32(len(w.chunks)), w.cfg.Pool) {
-		w.ready.push(seq + c)
+		w.add(now, uint32(len(r.Missing)), append([]uint32{}, r.Missing...), r.Silent)
 	}
 }

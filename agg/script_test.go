@@ -404,7 +404,7 @@ func (s *serverScript) run(cmd string, a *args) string {
 	return ""
 }
 
-// windowScript: window, begin, next (all that is due), at, rto, epoch, result, ack, wait, nack, missing, stats.
+// windowScript: window, begin, listen, next (all that is due), at, rto, epoch, result, ack, wait, nack, missing, stats.
 // t= sets the clock before the command.
 type windowScript struct {
 	*Window
@@ -421,13 +421,17 @@ func (s *windowScript) run(cmd string, a *args) string {
 	switch cmd {
 	case "window":
 		s.Window = NewWindow(WindowConfig{Job: 1, Epoch: uint16(a.num("epoch", 1)), Rank: uint8(a.num("rank", 0)),
-			Ranks: a.mask("ranks", 3), Pool: uint32(a.num("pool", 2)), Depth: int(a.num("depth", 0))})
+			Ranks: a.mask("ranks", 3), Pool: uint32(a.num("pool", 2)),
+			Depth: int(a.num("depth", 0)), Quorum: int(a.num("quorum", 0)), Wait: a.time("wait")})
 	case "begin":
 		chunks := uint32(a.num("chunks", 1))
 		if !s.MayBegin() {
 			return "not yet\n"
 		}
 		round, epoch := s.Begin(s.now, chunks)
+		return fmt.Sprintf("round %d epoch %d\n", round, epoch)
+	case "listen":
+		round, epoch := s.Listen(s.now, uint32(a.num("chunks", 1)))
 		return fmt.Sprintf("round %d epoch %d\n", round, epoch)
 	case "at": // as if so many rounds and chunks had been before: a long job's counters
 		s.Window.round, s.base, s.chunks = uint32(a.num("round", 0)), uint32(a.num("seq", 0)), nil
@@ -459,7 +463,7 @@ func (s *windowScript) run(cmd string, a *args) string {
 		h := &wire.Header{
 			Type: types[cmd], Job: uint16(a.num("job", 1)), Epoch: uint16(a.num("epoch", int64(s.epoch))), Rank: uint8(a.num("rank", int64(s.cfg.Rank))),
 			Round: uint32(a.num("round", int64(s.Window.round))), Chunk: uint32(a.num("chunk", 0)), NextEpoch: uint16(a.num("next", 0)),
-			Contributors: a.mask("mask", bit(s.cfg.Rank)),
+			Contributors: a.mask("mask", bit(s.cfg.Rank)), SpreadUs: uint32(a.time("spread") / time.Microsecond),
 		}
 		if cmd == "result" {
 			h.Contributors = a.mask("mask", s.cfg.Ranks)

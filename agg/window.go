@@ -10,7 +10,7 @@ import (
 	"xagg/wire"
 )
 
-// WindowConfig configures a worker's window. All fields but the last three are needed.
+// WindowConfig configures a worker's window. All fields down to Pool are needed.
 type WindowConfig struct {
 	Job   uint16
 	Epoch uint16 // of the first Depth rounds
@@ -23,6 +23,10 @@ type WindowConfig struct {
 	Depth int
 	// Round and Seq are what the first round and its chunk 0 are numbered: not 0 for a rank that comes back to a job.
 	Round, Seq uint32
+	// Quorum is the number of ranks that are enough for a RESULT, 0 = all, and Wait how long aggregators keep a chunk open
+	// for more.
+	Quorum int
+	Wait   time.Duration
 }
 
 const (
@@ -52,6 +56,9 @@ const (
 // A chunk without a RESULT is lost, or waits for another rank; for a straggler all chunks wait. What tells the two apart
 // is a RESULT of a later chunk. A chunk that is behind it is sent again whenever its timer runs out. Of all the others
 // one at a time is sent again, as a probe, and the longer the job waits for a rank, as WAITs and ACKs say, the rarer.
+//
+// With a quorum nobody waits for a straggler, but it is a repeated contribution that closes a chunk once its time is
+// over. So every chunk is sent again: when its timer runs out, and what an aggregator has, when the chunk may be closed.
 type Window struct {
 	cfg    WindowConfig
 	round  uint32 // number of the newest round
@@ -69,7 +76,7 @@ type Window struct {
 	lost      fifo     // chunks that are lost, waiting for room in the congestion window
 	silent    fifo     // chunks whose timer ran out, to be probed
 	timers    schedule // of the chunks in flight
-	polls     schedule // of the overdue chunks
+	polls     schedule // of the overdue chunks; with a quorum, of all that were delivered
 	probes    schedule // of the delivered chunks
 	nextPoll  time.Duration
 	nextProbe time.Duration
@@ -96,6 +103,7 @@ type span struct {
 	left      uint32   // unfinished chunks
 	epoch     uint16
 	announced uint16 // by its chunk 0; 0 = nothing
+	silent    bool   // this rank has nothing to contribute
 }
 
 type chunkState uint8
@@ -106,7 +114,7 @@ const (
 	timedOut             // it is lost or waits for others: a probe will tell
 	lost                 // to be sent again as soon as the congestion window has room
 	delivered            // an ACK or a WAIT said that it is in; from due on it may be probed
-	overdue              // delivered, and a later chunk is finished; due is the next poll
+	overdue              // delivered, and a later chunk is finished, or there is a quorum; due is the next poll
 	finished             // its RESULT was taken
 )
 
@@ -117,6 +125,7 @@ type chunk struct {
 	state chunkState
 	open  bool  // answered by a RESULT or an ACK: the chunk Pool after it is ready
 	sends uint8 // transmissions, saturating
+	alone bool  // nothing but the last transmission is without an answer
 }
 
 // NewWindow returns a window before its first round.
@@ -144,10 +153,40 @@ func NewWindow(cfg WindowConfig) *Window {
 // before it every RESULT is in.
 func (w *Window) MayBegin() bool { return len(w.rounds) < w.cfg.Depth || w.rounds[0].left == 0 }
 
+// NextRound returns the number of the round to begin next.
+func (w *Window) NextRound() uint32 { return w.round + 1 }
+
+// NextSeq returns the seq of that round's chunk 0.
+func (w *Window) NextSeq() uint32 { return w.base + uint32(len(w.chunks)) }
+
 // Begin starts the next round, which [Window.MayBegin], with the given number of chunks (at least 1). It returns the
 // round's number and the epoch that the round runs under.
 func (w *Window) Begin(now time.Duration, chunks uint32) (round uint32, epoch uint16) {
-	if chunks == 0 || !w.MayBegin() {
+	return w.start(now, chunks, nil, false)
+}
+
+// Listen is Begin for a rank that has nothing to contribute, in a job with a quorum: it sends nothing unless a RESULT does
+// not come for long.
+func (w *Window) Listen(now time.Duration, chunks uint32) (round uint32, epoch uint16) {
+	return w.start(now, chunks, nil, true)
+}
+
+// postpone has a chunk that was only listened for asked for later.
+func (w *Window) postpone(now time.Duration, i uint32) {
+	c := w.at(i)
+	c.due = now + w.cfg.Wait + probeMax
+	w.polls.add(c.due, i)
+}
+
+// allowed reports whether the window rule allows a chunk.
+func (w *Window) allowed(i uint32) bool {
+	before := i - w.cfg.Pool
+	return !w.has(before) || w.at(before).open
+}
+
+// start adds the next round, see add.
+func (w *Window) start(now time.Duration, chunks uint32, ids []uint32, silent bool) (round uint32, epoch uint16) {
+	if chunks == 0 && ids == nil || !w.MayBegin() {
 		panic(fmt.Sprintf("agg: begin round: %d chunks while %d of %d rounds up to %d are unfinished",
 			chunks, w.left, len(w.rounds), w.round))
 	}
@@ -159,23 +198,33 @@ func (w *Window) Begin(now time.Duration, chunks uint32) (round uint32, epoch ui
 		w.chunks = w.chunks[:copy(w.chunks, w.chunks[n:])]
 		w.base += n
 	}
-	seq := w.base + uint32(len(w.chunks))
 	if w.left == 0 {
-		w.rest(now, seq)
+		w.rest(now, w.NextSeq())
 	}
 	w.round++
-	w.rounds = append(w.rounds, span{seq: seq, chunks: chunks, left: chunks, epoch: w.epoch})
+	w.add(now, chunks, ids, silent)
+	return w.round, w.epoch
+}
+
+// add adds a round of so many chunks, with the given numbers where ids is not nil.
+func (w *Window) add(now time.Duration, chunks uint32, ids []uint32, silent bool) {
+	seq := w.NextSeq()
+	w.rounds = append(w.rounds, span{seq: seq, chunks: chunks, ids: ids, left: chunks, epoch: w.epoch, silent: silent})
 	w.left += int(chunks)
 	n := len(w.chunks)
 	w.chunks = slices.Grow(w.chunks, int(chunks))[:n+int(chunks)]
 	clear(w.chunks[n:])
-	for c := range min(chunks, w.cfg.Pool) {
-		// The chunk that is Pool before it is one of another round.
-		if before := seq + c - w.cfg.Pool; !w.has(before) || w.at(before).open {
-			w.ready.push(seq + c)
+	for i := seq; i != seq+chunks; i++ {
+		switch {
+		case silent:
+			w.at(i).state = overdue
+			w.postpone(now, i)
+		case w.allowed(i):
+			w.ready.push(i)
+		case i-seq >= w.cfg.Pool:
+			return // the rest waits for chunks of this round
 		}
 	}
-	return w.round, w.epoch
 }
 
 // rest forgets what concerns finished chunks only. Every chunk is finished; the next has the given seq.
@@ -247,6 +296,18 @@ func (w *Window) Next(now time.Duration) (Send, bool) {
 		}
 		w.timeout(now, c)
 	}
+	for w.cfg.Quorum > 0 {
+		c, ok := w.polls.due(now, w, overdue)
+		if !ok {
+			break
+		}
+		if !w.allowed(c) {
+			w.postpone(now, c)
+			continue
+		}
+		w.at(c).alone = true
+		w.again(c)
+	}
 	if w.flight < w.limit {
 		if c, ok := w.pop(&w.lost, lost); ok {
 			return w.fly(now, c), true
@@ -288,20 +349,29 @@ func (w *Window) pop(q *fifo, state chunkState) (uint32, bool) {
 // timeout takes chunk i out of flight.
 func (w *Window) timeout(now time.Duration, i uint32) {
 	w.flight--
+	w.at(i).alone = false
 	if wire.SerialLess(i, w.newest) {
 		w.lose(now, i)
+		return
+	}
+	if w.cfg.Quorum > 0 {
+		w.again(i)
 		return
 	}
 	w.at(i).state = timedOut
 	w.silent.push(i)
 }
 
+// again has a chunk sent again.
+func (w *Window) again(i uint32) {
+	w.at(i).state = lost
+	w.lost.push(i)
+}
+
 // lose has a lost chunk sent again. All that was in flight when the limit was halved belongs to one loss event.
 func (w *Window) lose(now time.Duration, i uint32) {
-	c := w.at(i)
-	c.state = lost
-	w.lost.push(i)
-	if c.sent >= w.cut {
+	w.again(i)
+	if w.at(i).sent >= w.cut {
 		w.undo = w.limit
 		w.limit = max(w.limitMin, w.limit/2)
 		w.delivered = 0
@@ -314,6 +384,9 @@ func (w *Window) fly(now time.Duration, i uint32) Send {
 	c := w.at(i)
 	c.state = inFlight
 	c.due = now + w.rtt.rto
+	if w.cfg.Quorum > 0 {
+		c.due = now + w.patience(c) // nobody may be there to answer
+	}
 	w.flight++
 	w.timers.add(c.due, i)
 	return w.send(now, i)
@@ -327,14 +400,22 @@ func (w *Window) patience(c *chunk) time.Duration {
 // poll asks for a delivered chunk again.
 func (w *Window) poll(now time.Duration, i uint32) Send {
 	w.nextPoll = now + pollGap
-	w.await(now, i)
+	w.await(now, i, 0)
 	return w.send(now, i)
 }
 
-// await plans when to ask for a delivered chunk again.
-func (w *Window) await(now time.Duration, i uint32) {
+// await plans when to ask for a delivered chunk again, which an aggregator keeps open for so long, as far as is known.
+func (w *Window) await(now time.Duration, i uint32, open time.Duration) {
 	c := w.at(i)
 	c.due = now + w.patience(c)
+	if w.cfg.Quorum > 0 {
+		if open > 0 {
+			c.due = now + max(open, w.rtt.srtt)
+		}
+		c.state = overdue
+		w.polls.add(c.due, i)
+		return
+	}
 	if wire.SerialLess(i, w.newest) {
 		c.state = overdue
 		w.polls.add(c.due, i)
@@ -412,7 +493,7 @@ func (e Event) String() string {
 }
 
 // Handle takes the header of an answer that arrived at time now. It counts by job, epoch, round and chunk; a RESULT only
-// with a full mask.
+// with a full mask, or with a quorum, and then also for a chunk that was not sent yet and is not in it.
 func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 	switch h.Type {
 	case wire.TypeResult:
@@ -435,13 +516,13 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 		return EventNone
 	}
 	c := w.at(seq)
-	if c.state == unsent || c.state == finished {
+	mine := h.Contributors>>w.cfg.Rank&1 != 0
+	if c.state == finished || c.sends == 0 && (h.Type != wire.TypeResult || mine) {
 		return EventNone
 	}
-	mine := h.Contributors>>w.cfg.Rank&1 != 0
 	switch h.Type {
 	case wire.TypeResult:
-		if h.Contributors != w.cfg.Ranks {
+		if !w.Enough(h.Contributors) {
 			return EventNone
 		}
 		w.stats.Results++
@@ -455,7 +536,7 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 		switch {
 		case !mine:
 			return EventNone
-		case h.Reason == wire.ReasonStale:
+		case h.Reason == wire.ReasonStale && w.cfg.Quorum == 0:
 			// While all keep the rules, no aggregator goes on to a newer owner before this rank has the RESULT.
 			return EventNone
 		case h.Reason == wire.ReasonUnknownJob || h.Reason == wire.ReasonEpoch:
@@ -482,8 +563,14 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 	}
 	w.sample(now, h, c)
 	w.landed(c)
-	w.await(now, seq)
+	w.await(now, seq, w.cfg.Wait-time.Duration(h.SpreadUs)*time.Microsecond)
 	return EventDelivered
+}
+
+// Enough reports whether a RESULT may have these contributors.
+func (w *Window) Enough(ranks uint64) bool {
+	return ranks == w.cfg.Ranks ||
+		w.cfg.Quorum > 0 && ranks&^w.cfg.Ranks == 0 && bits.OnesCount64(ranks) >= w.cfg.Quorum
 }
 
 // forgotten has a chunk probed of which an aggregator does not know anything.
@@ -503,7 +590,7 @@ func (w *Window) forgotten(now time.Duration, i uint32, c *chunk) {
 
 func (w *Window) result(now time.Duration, i uint32, h *wire.Header) {
 	c := w.at(i)
-	if c.state != delivered && c.state != overdue {
+	if c.state != unsent && c.state != delivered && c.state != overdue {
 		w.sample(now, h, c)
 		w.landed(c)
 	}
@@ -519,7 +606,6 @@ func (w *Window) result(now time.Duration, i uint32, h *wire.Header) {
 		}
 	}
 	w.moves(now)
-	c.mask = w.cfg.Ranks
 	w.left--
 	for w.in(w.first, finished) {
 		w.first++
@@ -554,6 +640,9 @@ func (w *Window) landed(c *chunk) {
 // sample learns from the first answer to chunk c.
 func (w *Window) sample(now time.Duration, h *wire.Header, c *chunk) {
 	switch {
+	case c.alone:
+		w.rtt.sample(now - c.sent)
+		c.alone = false
 	case h.Type == wire.TypeWait && c.sends == 2:
 		// A WAIT answers a duplicate only. So both copies arrived, the timeout was one peer's slowness and not a loss,
 		// and the WAIT measures the second copy's way.

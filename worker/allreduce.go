@@ -33,13 +33,16 @@ func (w *Worker) Stats() Stats {
 //
 // The sum is exact up to the quantization of each worker's values: half of 2^-Info.Exponent each. Where it exceeds
 // float32 it is Inf.
+//
+// In a job with a quorum data is replaced by the mean of those workers that were in time instead, chunk by chunk:
+// Info.Least, Most and Late say of how many. What of this worker came too late is added to the tensor's next all-reduce.
 func (w *Worker) AllReduce(ctx context.Context, key string, data []float32) (Info, error) {
 	p, err := w.Start(key, data)
 	return p.result(ctx, err)
 }
 
-// AllReduceInt32 replaces data by the sum of all workers' data, like AllReduce but without scaling. A sum beyond int32
-// is an [IntegrityError].
+// AllReduceInt32 replaces data by the sum of all workers' data, like AllReduce but without scaling; with a
+// quorum too it is the sum, of those that were in time. A sum beyond int32 is an [IntegrityError].
 func (w *Worker) AllReduceInt32(ctx context.Context, key string, data []int32) (Info, error) {
 	p, err := w.StartInt32(key, data)
 	return p.result(ctx, err)

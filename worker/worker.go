@@ -222,6 +222,20 @@ func (w *Worker) setUp() error {
 	if err := w.link.Connect(wire.Addr{MAC: [6]byte(mac), IP: ip.As4(), Port: wire.Port}); err != nil {
 		return err
 	}
+	c := r.Consistency
+	switch c.GetMode() {
+	case "", "sync":
+		c = nil
+	case "quorum":
+		switch {
+		case c.Quorum == 0 || c.Quorum > r.Ranks:
+			return fmt.Errorf("quorum of %d ranks, want 1..%d", c.Quorum, r.Ranks)
+		case c.Rounds < 2*max(r.Depth, 1):
+			return fmt.Errorf("servers keep %d rounds, want at least %d", c.Rounds, 2*max(r.Depth, 1))
+		}
+	default:
+		return fmt.Errorf("consistency %q, want sync or quorum", c.GetMode())
+	}
 	w.endpoint = transport.New(transport.Config{
 		Job:       uint16(r.Job),
 		Epoch:     uint16(r.Epoch),
@@ -229,6 +243,11 @@ func (w *Worker) setUp() error {
 		Ranks:     int(r.Ranks),
 		Pool:      r.Pool,
 		Depth:     int(r.Depth),
+		Quorum:    int(c.GetQuorum()),
+		Wait:      time.Duration(c.GetWaitUs()) * time.Microsecond,
+		Rounds:    int(c.GetRounds()),
+		Round:     r.Round,
+		Seq:       r.Seq,
 		MaxChunks: int(r.MaxChunks),
 		Observe:   w.observe,
 	})

@@ -45,6 +45,7 @@ func (r *recorder) observe(round worker.Round) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	round.Sum = append([]int32{}, round.Sum...)
+	round.Masks = slices.Clone(round.Masks)
 	r.rounds = append(r.rounds, round)
 }
 

@@ -110,6 +110,15 @@ func EncodeInt32(dst []byte, src []int32) (tag [2]uint32) {
 	return wire.TagLanes(src)
 }
 
+// DecodeMean is Decode of the mean of the values of so many ranks.
+func DecodeMean(dst []float32, lanes []int32, exponent int8, ranks int) {
+	factor, n := math.Ldexp(1, -int(exponent)), float64(ranks)
+	lanes = lanes[:len(dst)]
+	for i, v := range lanes {
+		dst[i] = float32(float64(v) / n * factor)
+	}
+}
+
 // Decode writes the values of summed lanes to dst: lane * 2^-exponent, rounded to float32 once. A sum beyond float32
 // becomes Inf, as it does in float32 arithmetic. len(lanes) >= len(dst).
 func Decode(dst []float32, lanes []int32, exponent int8) {

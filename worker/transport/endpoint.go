@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"xagg/agg"
+	"xagg/recovery"
 	"xagg/wire"
 	"xagg/worker/scale"
 )
@@ -19,6 +20,17 @@ type Config struct {
 	Pool      uint32 // see agg.WindowConfig
 	Depth     int    // rounds that may be under way; 0 = 1
 	MaxChunks int    // of a round, at least 1: a longer vector takes several
+
+	// Quorum, if not 0, is the number of ranks that are enough for a RESULT, Wait how long aggregators keep a chunk open for
+	// more, and Rounds how many rounds servers keep for those who come later.
+	Quorum int
+	Wait   time.Duration
+	Rounds int
+
+	// Round and Seq say where the first all-reduce begins, see agg.WindowConfig. Where Round is not 0 the others have a
+	// history that this worker lacks.
+	Round, Seq uint32
+
 	// Observe, if set, is called after every round that has succeeded, in their order.
 	Observe func(Round)
 }
@@ -33,7 +45,8 @@ type Round struct {
 	Exponent int8 // value = lane * 2^-exponent
 	Offset   int  // of the first lane in the tensor: long ones take several rounds
 	Sum      []int32
-	Mask     uint64 // contributors
+	Mask     uint64   // contributors to every chunk
+	Masks    []uint64 // contributors by chunk, valid during the call; nil where Mask says it all
 }
 
 // Info describes an all-reduce that has succeeded.
@@ -42,7 +55,12 @@ type Info struct {
 	Rounds    int    // rounds that it took, a scout included
 	Epoch     uint16 // of its last round
 	Exponent  int8   // value = lane * 2^-exponent; 0 for int32
-	Mask      uint64 // contributors
+	Mask      uint64 // contributors to every chunk
+	Least     int    // contributors of the chunk that had the fewest, and
+	Most      int    // of the one that had the most
+	Late      int    // chunks without this worker: its values go into the tensor's next all-reduce
+	Behind    int    // rounds by which others were known to be ahead when it was done
+	Path      string // who closed its chunks: "switch", "server" or "both"
 	Chunks    int    // of all its rounds
 	Packets   uint64 // sent, resends included
 	Resends   uint64
@@ -86,10 +104,13 @@ type Endpoint struct {
 	kept  []*round // finished, ascending: their RESULTs may be asked for (docs/protocol.md, "Recovery")
 	free  []*round // for their memory
 
-	frozen bool          // between Freeze and Resume
-	idle   time.Duration // since when no call is under way, where none is
+	frozen bool                        // between Freeze and Resume
+	finals []recovery.Held             // of rounds that have not begun, ascending: chunks whose RESULT was handed over
+	given  map[recovery.ChunkID][]byte // those
+	idle   time.Duration               // since when no call is under way, where none is
 
-	last   Info // of the call that was done last
+	last   Info   // of the call that was done last
+	newest uint32 // number of the newest round of which a RESULT was seen
 	answer wire.Packet
 	stats  Stats // but for the window's own
 	// unknown is why an aggregator refused the last contribution that was answered at all, if it did because it has no
@@ -105,6 +126,8 @@ type Call struct {
 	amax    uint8  // of this worker's values
 	next    int    // offset of the round to begin next
 	scout   bool   // its scout is under way
+	silent  bool   // this worker contributes nothing
+	listen  bool   // what the other ranks know of the tensor is yet to be heard
 	started bool   // its first round has begun
 	rounds  int    // under way
 	done    bool
@@ -126,23 +149,26 @@ type tensorKey struct {
 
 // tensor is what an endpoint remembers of a tensor between its all-reduces.
 type tensor struct {
-	len      int
-	user     *Call  // the call of it that is under way
-	amax     uint8  // of the RESULTs of the last all-reduce; 0 = not known, or it was all zero
-	residual []rest // what was clipped
+	len  int
+	user *Call // the call of it that is under way
+	amax uint8 // of the RESULTs of the last all-reduce; 0 = not known, or it was all zero
+	// What RESULTs lacked of this worker's values: what was clipped, and with a quorum what came too late.
+	floats []rest[float32]
+	ints   []rest[int32]
+	fresh  bool // this worker has not taken part in an all-reduce of it
 }
 
-type rest struct {
+type rest[T float32 | int32] struct {
 	index int
-	value float32
+	value T
 }
 
 // New returns an endpoint before its first all-reduce. It panics if the configuration is out of range.
 func New(cfg Config) *Endpoint {
 	if cfg.Ranks < 1 || cfg.Ranks > wire.MaxRanks || cfg.Rank < 0 || cfg.Rank >= cfg.Ranks || cfg.MaxChunks < 1 ||
-		cfg.Depth < 0 {
-		panic(fmt.Sprintf("transport: new endpoint: rank %d of %d with %d chunks and depth %d",
-			cfg.Rank, cfg.Ranks, cfg.MaxChunks, cfg.Depth))
+		cfg.Depth < 0 || cfg.Quorum < 0 || cfg.Quorum > cfg.Ranks {
+		panic(fmt.Sprintf("transport: new endpoint: rank %d of %d with %d chunks, depth %d and quorum %d",
+			cfg.Rank, cfg.Ranks, cfg.MaxChunks, cfg.Depth, cfg.Quorum))
 	}
 	cfg.Depth = max(cfg.Depth, 1)
 	all := ^uint64(0) >> (wire.MaxRanks - cfg.Ranks)
@@ -152,18 +178,22 @@ func New(cfg Config) *Endpoint {
 		limit: scale.Limit(cfg.Ranks),
 		window: agg.NewWindow(agg.WindowConfig{
 			Job: cfg.Job, Epoch: cfg.Epoch, Rank: uint8(cfg.Rank), Ranks: all, Pool: cfg.Pool, Depth: cfg.Depth,
+			Round: cfg.Round, Seq: cfg.Seq, Quorum: cfg.Quorum, Wait: cfg.Wait,
 		}),
+		newest:  cfg.Round - 1,
 		tensors: map[tensorKey]*tensor{},
+		given:   map[recovery.ChunkID][]byte{},
 	}
 }
 
-// Begin begins an all-reduce of float32 values at time now: data is replaced by the sum of all ranks' data, and must
-// not be touched before the call is done. key names the tensor, whose scale and clipped remainders are kept from
-// one all-reduce to the next. A NaN or Inf is a [NonFiniteError].
+// Begin begins an all-reduce of float32 values at time now: data is replaced by the sum of all ranks' data, or with a
+// quorum by the mean of those that were in time, chunk by chunk, and must not be touched before the call is done. key
+// names the tensor, whose scale is kept from one all-reduce to the next, and what was left out of it: clipped remainders
+// and the values of chunks that went without this worker. A NaN or Inf is a [NonFiniteError].
 func (e *Endpoint) Begin(now time.Duration, key string, data []float32) (*Call, error) {
-	t := e.tensor(tensorKey{key: key}, len(data))
-	if t.len != len(data) {
-		return nil, fmt.Errorf("%d values, but the tensor had %d before: use one key per tensor", len(data), t.len)
+	t, err := e.tensor(tensorKey{key: key}, len(data))
+	if err != nil {
+		return nil, err
 	}
 	amax, bad := scale.Amax(data)
 	if bad >= 0 {
@@ -172,21 +202,29 @@ func (e *Endpoint) Begin(now time.Duration, key string, data []float32) (*Call, 
 	return e.begin(now, &Call{key: key, tensor: t, vec: vector{f32: data}, amax: amax})
 }
 
-// BeginInt32 begins an all-reduce of integers at time now, like [Endpoint.Begin] but without scaling. A sum beyond
-// int32 is an [IntegrityError].
+// BeginInt32 begins an all-reduce of integers at time now, like [Endpoint.Begin] but without scaling, and with a quorum
+// too it is the sum. A sum beyond int32 is an [IntegrityError].
 func (e *Endpoint) BeginInt32(now time.Duration, key string, data []int32) (*Call, error) {
-	t := e.tensor(tensorKey{key, true}, len(data))
+	t, err := e.tensor(tensorKey{key, true}, len(data))
+	if err != nil {
+		return nil, err
+	}
 	return e.begin(now, &Call{key: key, tensor: t, vec: vector{i32: data, modular: true}})
 }
 
-// tensor returns the tensor of a key. One that is new has the given length.
-func (e *Endpoint) tensor(key tensorKey, n int) *tensor {
+// tensor returns the tensor of a key, which has so many values. Integers of which nothing is kept need not have as many
+// as the last time.
+func (e *Endpoint) tensor(key tensorKey, n int) (*tensor, error) {
 	t, ok := e.tensors[key]
 	if !ok {
-		t = &tensor{len: n}
+		t = &tensor{fresh: true}
 		e.tensors[key] = t
 	}
-	return t
+	if ok && t.len != n && (!key.modular || e.cfg.Quorum > 0) {
+		return nil, fmt.Errorf("%d values, but the tensor had %d before: use one key per tensor", n, t.len)
+	}
+	t.len = n
+	return t, nil
 }
 
 func (e *Endpoint) begin(now time.Duration, c *Call) (*Call, error) {
@@ -210,18 +248,28 @@ func (e *Endpoint) advance(now time.Duration) error {
 				return err
 			}
 		}
+		if c.listen {
+			if err := e.overhear(c); err != nil {
+				return err
+			}
+		}
 		switch {
-		case c.scout && c.rounds > 0:
+		case c.listen, c.scout && c.rounds > 0:
 			return nil
 		case c.scout:
-			e.beginRound(now, c, vector{scout: true}, 0)
+			if err := e.beginRound(now, c, vector{scout: true}, 0); err != nil {
+				return err
+			}
 		default:
-			to := min(c.next+e.longest(), c.vec.len())
-			e.beginRound(now, c, c.vec.slice(c.next, to), c.next)
+			offset, to := c.next, min(c.next+e.longest(), c.vec.len())
 			if c.next = to; to == c.vec.len() {
 				e.begun++
 			}
+			if err := e.beginRound(now, c, c.vec.slice(offset, to), offset); err != nil {
+				return err
+			}
 		}
+		e.account(now) // a round may have begun with all its RESULTs
 	}
 	return nil
 }
@@ -231,13 +279,20 @@ func (e *Endpoint) start(c *Call) error {
 	t := c.tensor
 	c.started = true
 	t.user = c
+	if err := e.addResidual(c); err != nil {
+		return err
+	}
+	missed := t.fresh && e.cfg.Round != 0
+	t.fresh = false
+	if missed {
+		e.withhold(c)
+	}
 	if c.vec.modular {
 		return nil
 	}
-	if len(t.residual) > 0 {
-		if err := e.addResidual(c); err != nil {
-			return err
-		}
+	if missed && c.vec.len() > 0 {
+		c.listen = true
+		return nil
 	}
 	// Nothing is known of a tensor's scale before its first all-reduce and after one of zeros.
 	if c.scout = t.amax == 0; !c.scout {
@@ -246,18 +301,87 @@ func (e *Endpoint) start(c *Call) error {
 	return nil
 }
 
-// addResidual adds to a call's data what was clipped before, and forgets it.
+// addResidual adds to a call's data what the RESULTs before lacked, and forgets it.
 func (e *Endpoint) addResidual(c *Call) error {
-	t, data := c.tensor, c.vec.f32
-	for _, r := range t.residual {
+	t := c.tensor
+	for _, r := range t.ints {
+		sum := int64(c.vec.i32[r.index]) + int64(r.value)
+		if c.vec.i32[r.index] = int32(sum); int64(int32(sum)) != sum {
+			return fmt.Errorf("value %d becomes %d with what earlier rounds went without: more than int32 holds", r.index, sum)
+		}
+	}
+	t.ints = t.ints[:0]
+	if len(t.floats) == 0 {
+		return nil
+	}
+	data := c.vec.f32
+	for _, r := range t.floats {
 		data[r.index] += r.value
 		if math.IsInf(float64(data[r.index]), 0) {
 			return &NonFiniteError{Rank: e.cfg.Rank, Key: c.key, Index: r.index, Value: data[r.index], Residual: true}
 		}
 	}
-	t.residual = t.residual[:0]
+	t.floats = t.floats[:0]
 	c.amax, _ = scale.Amax(data)
 	return nil
+}
+
+// withhold makes a call's whole data residual: a worker that has come back contributes nothing to its first all-reduce
+// of a tensor.
+func (e *Endpoint) withhold(c *Call) {
+	c.silent = true
+	c.tensor.keep(c.vec, 0)
+	clear(c.vec.f32)
+	clear(c.vec.i32)
+	c.amax = 0
+}
+
+// keep keeps the values of a vector, which lies at an offset of the tensor, for the next all-reduce.
+func (t *tensor) keep(v vector, offset int) {
+	for i, x := range v.f32 {
+		if x != 0 {
+			t.floats = append(t.floats, rest[float32]{offset + i, x})
+		}
+	}
+	for i, x := range v.i32 {
+		if x != 0 {
+			t.ints = append(t.ints, rest[int32]{offset + i, x})
+		}
+	}
+}
+
+// listens returns the call that can begin only when a RESULT of its first round was heard, if there is one.
+func (e *Endpoint) listens() *Call {
+	if e.begun < len(e.calls) && e.calls[e.begun].listen {
+		return e.calls[e.begun]
+	}
+	return nil
+}
+
+// hear looks at a RESULT of a round that this worker has not begun. It lets a call begin that listens, for it tells what
+// the others' next round is: a scout, or values with an exponent.
+func (e *Endpoint) hear(now time.Duration, payload []byte) error {
+	p := &e.answer
+	if p.Decode(payload) != nil || !e.window.Enough(p.Contributors) || !p.TagOK() {
+		return nil
+	}
+	if wire.SerialLess(e.newest, p.Round) {
+		e.newest = p.Round
+	}
+	c := e.listens()
+	if c == nil || p.Round != e.window.NextRound() {
+		return nil
+	}
+	c.heard(&p.Header)
+	return e.advance(now)
+}
+
+// heard has a call that listens do as the header of a RESULT of its first round says.
+func (c *Call) heard(h *wire.Header) {
+	c.listen = false
+	if c.scout = h.Elems == 0; !c.scout {
+		c.info.Exponent = h.Exponent
+	}
 }
 
 // scaled fixes the exponent of a call from what is known of the tensor; what its RESULTs say is for the next.
@@ -270,13 +394,16 @@ func (e *Endpoint) scaled(c *Call) {
 func (e *Endpoint) longest() int { return e.cfg.MaxChunks * wire.MaxLanes }
 
 // beginRound begins a round of a call: that of vec, which lies at an offset of the call's vector.
-func (e *Endpoint) beginRound(now time.Duration, c *Call, vec vector, offset int) {
+func (e *Endpoint) beginRound(now time.Duration, c *Call, vec vector, offset int) error {
 	r := e.newRound()
-	r.begin(now, c, vec, offset)
+	if err := r.begin(now, c, vec, offset); err != nil {
+		return err
+	}
 	if c.rounds++; c.info.Rounds == 0 && c.rounds == 1 {
 		c.info.Round = r.header.Round
 	}
 	e.live = append(e.live, r)
+	return e.receiveGiven(r)
 }
 
 // newRound returns a round whose memory may have been another's.
@@ -338,6 +465,13 @@ func (e *Endpoint) Take(now time.Duration, payload []byte) error {
 	if p.Job == e.cfg.Job {
 		r = e.round(p.Round)
 	}
+	if r == nil && p.Job == e.cfg.Job && p.Type == wire.TypeResult &&
+		(wire.SerialLess(e.newest, p.Round) || e.listens() != nil) {
+		if err := e.hear(now, payload); err != nil {
+			return err
+		}
+		r = e.round(p.Round)
+	}
 	if r == nil || p.Chunk >= r.chunks || r.taken[p.Chunk] || wire.SerialLess16(p.Epoch, r.header.Epoch) {
 		e.stats.Late++
 		return nil
@@ -345,10 +479,15 @@ func (e *Endpoint) Take(now time.Duration, payload []byte) error {
 	if err := r.take(now, payload); err != nil {
 		return err
 	}
+	e.account(now)
+	return e.advance(now)
+}
+
+// account accounts for the oldest rounds, as far as they have ended.
+func (e *Endpoint) account(now time.Duration) {
 	for len(e.live) > 0 && e.live[0].left == 0 {
 		e.finishRound(now)
 	}
-	return e.advance(now)
 }
 
 // finishRound accounts for the oldest round, which has ended.
@@ -366,6 +505,9 @@ func (e *Endpoint) finishRound(now time.Duration) {
 	i.Resends += t.resends
 	i.Clipped += t.clipped
 	i.Saturated += t.saturated
+	if !r.vec.scout {
+		c.count(t)
+	}
 	i.Spread = max(i.Spread, microseconds(t.spread))
 	if b := microseconds(t.blocked); b >= i.Blocked {
 		i.Last, i.Blocked = int(t.last), b
@@ -380,7 +522,8 @@ func (e *Endpoint) finishRound(now time.Duration) {
 			Exponent: r.header.Exponent,
 			Offset:   r.offset,
 			Sum:      r.sum,
-			Mask:     e.ranks,
+			Mask:     t.mask,
+			Masks:    r.masks,
 		})
 	}
 	c.tensor.amax = max(c.tensor.amax, t.amax)
@@ -389,8 +532,8 @@ func (e *Endpoint) finishRound(now time.Duration) {
 		c.scout = false
 		e.scaled(c)
 	case c.rounds == 0 && c.next == c.vec.len():
-		i.Mask = e.ranks
 		i.Duration = now - c.began
+		i.Behind = int(max(0, int32(e.newest-r.header.Round)))
 		c.done = true
 		c.tensor.user = nil
 		e.idle = now
@@ -401,11 +544,38 @@ func (e *Endpoint) finishRound(now time.Duration) {
 	r.call, r.vec = nil, vector{}
 }
 
-// forget gives up the RESULTs of rounds that every rank has finished: those that are Depth or more before one that has
-// a RESULT, for that needed all ranks.
+// count adds the contributors of a round.
+func (c *Call) count(t *tally) {
+	i := &c.info
+	if i.Most == 0 {
+		i.Mask, i.Least = t.mask, t.least
+	}
+	i.Mask &= t.mask
+	i.Least, i.Most = min(i.Least, t.least), max(i.Most, t.most)
+	i.Late += t.late
+	path := "both"
+	switch uint32(t.server) {
+	case 0:
+		path = "switch"
+	case t.chunks:
+		path = "server"
+	}
+	if i.Path == "" {
+		i.Path = path
+	} else if i.Path != path {
+		i.Path = "both"
+	}
+}
+
+// forget gives up the RESULTs of rounds that nobody can lack any more: of those that are Depth or more before one that
+// has a RESULT, for that needed all ranks; with a quorum, where it did not, of those that servers do not keep either.
 func (e *Endpoint) forget(newest uint32) {
+	keep := uint32(e.cfg.Depth)
+	if e.cfg.Quorum > 0 {
+		keep = uint32(e.cfg.Rounds)
+	}
 	n := 0
-	for n < len(e.kept) && newest-e.kept[n].header.Round >= uint32(e.cfg.Depth) {
+	for n < len(e.kept) && newest-e.kept[n].header.Round >= keep {
 		n++
 	}
 	if n > 0 {

@@ -102,6 +102,8 @@ var refusals = map[wire.Reason]string{
 	wire.ReasonTag:  "the packet's tag is out of range: a fault of this worker or damage on the way",
 	wire.ReasonShape: "other ranks sent another length, type or scale; " +
 		"all ranks must reduce the same tensors in the same order",
+	wire.ReasonStale: "this worker has fallen more rounds behind than the servers keep; " +
+		"join again, or create the job with more rounds (consistency.rounds)",
 	wire.ReasonOverlap: "some of its ranks were counted and others not: a fault of the switch",
 	wire.ReasonRange:   "the vector has more chunks than the job was created for",
 }

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -46,8 +47,9 @@ type round struct {
 	vec    vector      // the part of the call's
 	offset int         // of it in the call's
 	chunks uint32
-	left   uint32  // chunks without their RESULT
-	sum    []int32 // the integers of the result; nil when nobody wants them
+	left   uint32   // chunks without their RESULT
+	sum    []int32  // the integers of the result; nil when nobody wants them
+	masks  []uint64 // contributors by chunk; nil when nobody wants them, or they are always all ranks
 
 	// payloads has wire.MaxLen bytes for each chunk, which have one owner at a time: from the chunk's first transmission
 	// on they are its GRAD, and once its RESULT was taken they are that, as it came.
@@ -68,10 +70,16 @@ type tally struct {
 	last      uint8
 	spread    uint32
 	blocked   uint32
+	mask      uint64 // contributors to all chunks
+	least     int    // contributors of a chunk
+	most      int    // likewise
+	late      int    // chunks without this worker
+	server    int    // chunks that a server closed
+	chunks    uint32 // of the round
 }
 
 // begin starts a round at time now.
-func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) {
+func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) error {
 	e := r.e
 	r.call, r.vec, r.offset = c, vec, offset
 	r.chunks = chunksOf(vec.len())
@@ -80,7 +88,17 @@ func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) {
 		Type: wire.TypeGrad, Job: e.cfg.Job, Rank: uint8(e.cfg.Rank), Contributors: 1 << e.cfg.Rank,
 		Exponent: c.info.Exponent, Amax: c.amax,
 	}
-	r.header.Round, r.header.Epoch = e.window.Begin(now, r.chunks)
+	missing, some, err := e.foreseen(r.chunks)
+	switch {
+	case err != nil:
+		return err
+	case some:
+		r.header.Round, r.header.Epoch = e.window.BeginPart(now, missing, c.silent)
+	case c.silent:
+		r.header.Round, r.header.Epoch = e.window.Listen(now, r.chunks)
+	default:
+		r.header.Round, r.header.Epoch = e.window.Begin(now, r.chunks)
+	}
 	if n := int(r.chunks); n > len(r.taken) {
 		r.payloads = make([]byte, n*wire.MaxLen)
 		r.taken, r.server = make([]bool, n), make([]bool, n)
@@ -88,10 +106,14 @@ func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) {
 	clear(r.taken)
 	clear(r.server)
 	clear(r.strikes)
-	r.total = tally{}
+	r.total = tally{mask: e.ranks, least: wire.MaxRanks, chunks: r.chunks}
 	if e.cfg.Observe != nil {
 		r.sum = slices.Grow(r.sum[:0], vec.len())[:vec.len()]
+		if e.cfg.Quorum > 0 {
+			r.masks = slices.Grow(r.masks[:0], int(r.chunks))[:r.chunks]
+		}
 	}
+	return nil
 }
 
 // chunksOf returns the number of chunks of a round of so many elements.
@@ -181,7 +203,7 @@ func (r *round) take(now time.Duration, b []byte) error {
 	return nil
 }
 
-// result takes a RESULT of a chunk that has none yet, if it is the sum of what all ranks sent.
+// result takes a RESULT of a chunk that has none yet, if it is the sum of what all ranks sent, or enough of them.
 func (r *round) result(now time.Duration, b []byte) error {
 	e := r.e
 	p := &e.answer
@@ -189,7 +211,7 @@ func (r *round) result(now time.Duration, b []byte) error {
 		return fmt.Errorf("decode result: %w", err)
 	}
 	want := r.shape(p.Chunk)
-	if diff := shapeDiff(&p.Header, &want, e.ranks); diff != "" {
+	if diff := r.shapeDiff(&p.Header, &want); diff != "" {
 		return r.strike(b, &IntegrityError{Round: p.Round, Chunk: p.Chunk, Shape: diff})
 	}
 	if !p.TagOK() {
@@ -200,12 +222,16 @@ func (r *round) result(now time.Duration, b []byte) error {
 		return nil
 	}
 	e.unknown = wire.ReasonNone
+	if wire.SerialLess(e.newest, p.Round) {
+		e.newest = p.Round
+	}
 	r.settle(b)
 	e.forget(p.Round)
 	return nil
 }
 
-// settle takes the RESULT under examination, whose payload is b, as its chunk's.
+// settle takes the RESULT under examination, whose payload is b, as its chunk's. What the chunk's sum does not have of
+// this worker's values is kept for the tensor's next all-reduce: all of them where its bit is not in the mask.
 func (r *round) settle(b []byte) {
 	p := &r.e.answer
 	copy(r.payload(p.Chunk), b)
@@ -220,13 +246,30 @@ func (r *round) settle(b []byte) {
 	if p.Flags&wire.FlagSaturated != 0 {
 		t.saturated++
 	}
-	if r.vec.modular {
-		copy(r.vec.i32[from:to], lanes)
-	} else {
-		if p.Flags&wire.FlagSaturated != 0 {
-			r.keepRest(from, to)
-		}
-		scale.Decode(r.vec.f32[from:to], lanes, p.Exponent)
+	own := r.vec.slice(from, to)
+	ranks := bits.OnesCount64(p.Contributors)
+	switch {
+	case p.Contributors>>r.header.Rank&1 == 0:
+		t.late++
+		r.call.tensor.keep(own, r.offset+from)
+	case p.Flags&wire.FlagSaturated != 0:
+		r.keepRest(own.f32, from)
+	}
+	switch {
+	case r.vec.modular:
+		copy(own.i32, lanes)
+	case r.e.cfg.Quorum > 0:
+		scale.DecodeMean(own.f32, lanes, p.Exponent, ranks)
+	default:
+		scale.Decode(own.f32, lanes, p.Exponent)
+	}
+	t.mask &= p.Contributors
+	t.least, t.most = min(t.least, ranks), max(t.most, ranks)
+	if p.Flags&wire.FlagServer != 0 {
+		t.server++
+	}
+	if r.masks != nil {
+		r.masks[p.Chunk] = p.Contributors
 	}
 	t.amax = max(t.amax, p.Amax)
 	t.spread = max(t.spread, p.SpreadUs)
@@ -235,21 +278,22 @@ func (r *round) settle(b []byte) {
 	}
 }
 
-// keepRest keeps for the tensor's next all-reduce what did not fit the lanes of elements from..to.
-func (r *round) keepRest(from, to int) {
-	tensor := r.call.tensor
-	scale.Clipped(r.vec.f32[from:to], r.header.Exponent, r.e.limit, func(i int, value float32) {
+// keepRest keeps for the tensor's next all-reduce what did not fit the lanes of some values, which begin at an element of
+// the round's vector.
+func (r *round) keepRest(values []float32, from int) {
+	t := r.call.tensor
+	scale.Clipped(values, r.header.Exponent, r.e.limit, func(i int, value float32) {
 		r.total.clipped++
-		tensor.residual = append(tensor.residual, rest{r.offset + from + i, value})
+		t.floats = append(t.floats, rest[float32]{r.offset + from + i, value})
 	})
 }
 
 // shapeDiff says in what a RESULT differs from the worker's own contribution, or nothing.
-func shapeDiff(got, want *wire.Header, ranks uint64) string {
+func (r *round) shapeDiff(got, want *wire.Header) string {
 	switch {
-	case got.Contributors != ranks:
+	case !r.e.window.Enough(got.Contributors):
 		return fmt.Sprintf("the contributions of %d ranks (mask %#x) instead of %d", bits.OnesCount64(got.Contributors),
-			got.Contributors, bits.OnesCount64(ranks))
+			got.Contributors, cmp.Or(r.e.cfg.Quorum, r.e.cfg.Ranks))
 	case got.Elems != want.Elems || got.Blocks != want.Blocks:
 		return fmt.Sprintf("%d lanes instead of %d", got.Elems, want.Elems)
 	case got.Exponent != want.Exponent:
