@@ -8,6 +8,9 @@ import (
 // MaxJobs is the number of jobs that a server can have leases for at a time.
 const MaxJobs = 64
 
+// asyncRounds is how many rounds the lease of an async job has: one of running sums, one of their clocks, and two of scouts.
+const asyncRounds = 4
+
 // Lease is a range of slots that belongs to one job: rounds x chunks of them from Base on. All epochs of the job share
 // it, since an owner (job, epoch, round) is part of every slot.
 type Lease struct {
@@ -70,6 +73,34 @@ func (l *leases) grant(job uint16, chunks, rounds uint32) (Lease, error) {
 		}
 		at = taken[i].Base + taken[i].Slots()
 	}
+}
+
+// checkLeases reports whether the plans could have been installed in an arena of so many slots: all plans of a job have
+// one lease, which lies within the arena, overlaps no other and has an index of its own.
+func checkLeases(slots uint32, plans []Plan) error {
+	books := newLeases(slots)
+	for _, p := range plans {
+		if lease, ok := books.byJob[p.Job]; ok && lease != p.Lease {
+			return fmt.Errorf("plans of job %d have different leases", p.Job)
+		}
+		books.byJob[p.Job] = p.Lease
+	}
+	var used [MaxJobs]bool
+	end := uint64(0)
+	for _, lease := range books.sorted() {
+		if lease.Chunks == 0 || lease.Rounds == 0 || uint64(lease.Base) < end {
+			return fmt.Errorf("the lease at slot %d is empty or overlaps another", lease.Base)
+		}
+		end = uint64(lease.Base) + uint64(lease.Chunks)*uint64(lease.Rounds)
+		if end > uint64(slots) {
+			return fmt.Errorf("the lease at slot %d ends beyond the arena", lease.Base)
+		}
+		if lease.Index >= MaxJobs || used[lease.Index] {
+			return fmt.Errorf("the lease at slot %d has no index of its own", lease.Base)
+		}
+		used[lease.Index] = true
+	}
+	return nil
 }
 
 // release takes a job's lease back.
