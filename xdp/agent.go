@@ -1,6 +1,7 @@
 package xdp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"math/bits"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -27,16 +29,28 @@ type Agent struct {
 	store  Store
 	leases *leases
 	epochs map[uint16]map[uint16]bool // installed epochs by job; a job has a lease if and only if it has an entry
-	known  map[uint16]bool            // jobs that have or had a lease, whose slots may be anywhere in the arena
 }
 
-// NewAgent returns an agent for the store. Name and iface are what Info says of the server; iface is empty where there
-// is no interface.
+// NewAgent returns an agent for the store, with the plans that are installed there already. Name and iface are what
+// Info says of the server; iface is empty where there is no interface.
 func NewAgent(name, iface string, store Store) *Agent {
-	return &Agent{
+	a := &Agent{
 		name: name, iface: iface, store: store,
-		leases: newLeases(store.Slots()), epochs: make(map[uint16]map[uint16]bool), known: make(map[uint16]bool),
+		leases: newLeases(store.Slots()), epochs: make(map[uint16]map[uint16]bool),
 	}
+	for _, p := range store.Plans() {
+		a.leases.byJob[p.Job] = p.Lease
+		a.note(p.Job, p.Epoch)
+	}
+	return a
+}
+
+// note enters an installed plan into the books.
+func (a *Agent) note(job, epoch uint16) {
+	if a.epochs[job] == nil {
+		a.epochs[job] = make(map[uint16]bool)
+	}
+	a.epochs[job][epoch] = true
 }
 
 // Info implements [api.AgentServer].
@@ -47,6 +61,7 @@ func (a *Agent) Info(context.Context, *api.InfoRequest) (*api.ServerInfo, error)
 		Name: a.name, Interface: a.iface, Mode: a.store.Mode(),
 		MemoryBytes: uint64(a.store.Slots()) * SlotSize,
 		Slots:       a.store.Slots(), SlotsFree: a.leases.free(),
+		Instance: a.store.Instance(),
 	}, nil
 }
 
@@ -86,10 +101,7 @@ func (a *Agent) Install(_ context.Context, req *api.ServerPlan) (*api.InstallRep
 		}
 		return nil, status.Error(code, err.Error())
 	}
-	if !leased {
-		a.epochs[plan.Job] = make(map[uint16]bool)
-	}
-	a.epochs[plan.Job][plan.Epoch] = true
+	a.note(plan.Job, plan.Epoch)
 	return &api.InstallReply{Base: lease.Base}, nil
 }
 
@@ -97,12 +109,11 @@ func (a *Agent) Install(_ context.Context, req *api.ServerPlan) (*api.InstallRep
 // again. When it is, by a controller that knows nothing of an earlier one's jobs, what the old job left would be taken
 // for the new one's.
 func (a *Agent) prepare(job uint16, lease Lease) error {
-	if a.known[job] {
+	if a.store.Seen(job) {
 		if err := a.store.Clear(lease); err != nil {
 			return err
 		}
 	}
-	a.known[job] = true
 	if err := a.store.ResetRanks(lease.Index); err != nil {
 		return fmt.Errorf("reset statistics: %w", err)
 	}
@@ -198,6 +209,48 @@ func (a *Agent) Stats(_ context.Context, req *api.StatsRequest) (*api.StatsReply
 	return reply, nil
 }
 
+// List implements [api.AgentServer]. The plans come in the order of their jobs and epochs.
+func (a *Agent) List(context.Context, *api.ListRequest) (*api.ListReply, error) {
+	a.mu.Lock()
+	plans := a.store.Plans()
+	a.mu.Unlock()
+	slices.SortFunc(plans, func(x, y Plan) int {
+		return cmp.Or(cmp.Compare(x.Job, y.Job), cmp.Compare(x.Epoch, y.Epoch))
+	})
+	reply := &api.ListReply{}
+	for _, p := range plans {
+		reply.Plans = append(reply.Plans, requestOf(p))
+	}
+	return reply, nil
+}
+
+// maxOpenSlots is how many chunks an answer says at most.
+const maxOpenSlots = 1000
+
+// OpenSlots implements [api.AgentServer]. A job without plans has no open chunks.
+func (a *Agent) OpenSlots(_ context.Context, req *api.OpenSlotsRequest) (*api.OpenSlotsReply, error) {
+	if req.Job == 0 || req.Job > math.MaxUint16 {
+		return nil, invalid("job", "is %d, want 1..65535", req.Job)
+	}
+	a.mu.Lock()
+	plans := slices.DeleteFunc(a.store.Plans(), func(p Plan) bool { return uint32(p.Job) != req.Job })
+	a.mu.Unlock()
+	open, err := a.store.OpenSlots(plans) // takes a while where the lease is large: nobody has to wait for it
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "read slots of job %d: %v", req.Job, err)
+	}
+	slices.SortFunc(open, func(x, y OpenSlot) int {
+		return cmp.Or(cmp.Compare(y.AgeUs, x.AgeUs), cmp.Compare(int32(x.Round-y.Round), 0), cmp.Compare(x.Chunk, y.Chunk))
+	})
+	reply := &api.OpenSlotsReply{}
+	for _, s := range open[:min(len(open), maxOpenSlots)] {
+		reply.Slots = append(reply.Slots, &api.OpenSlot{
+			Epoch: uint32(s.Epoch), Round: s.Round, Chunk: s.Chunk, Contributors: s.Contributors, AgeUs: s.AgeUs, IdleUs: s.IdleUs,
+		})
+	}
+	return reply, nil
+}
+
 // invalid is the answer to a request with a bad field.
 func invalid(field, format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, "%s: %s", field, fmt.Sprintf(format, args...))
@@ -245,6 +298,15 @@ func planOf(req *api.ServerPlan) (plan Plan, err error) {
 	}
 	plan.ServiceMAC = [6]byte(mac)
 	return plan, nil
+}
+
+// requestOf is the inverse of planOf.
+func requestOf(p Plan) *api.ServerPlan {
+	return &api.ServerPlan{
+		Job: uint32(p.Job), Epoch: uint32(p.Epoch), Ranks: p.Ranks, Chunks: p.Lease.Chunks, Rounds: p.Lease.Rounds,
+		NextEpoch: uint32(p.NextEpoch), ServiceIp: p.ServiceIP.String(), ServiceMac: net.HardwareAddr(p.ServiceMAC[:]).String(),
+		Quorum: p.Quorum, WaitUs: p.WaitUs, Async: p.Async, Staleness: p.Staleness,
+	}
 }
 
 // setConsistency checks and takes over what closes a chunk, or what a running sum needs. Ranks and rounds are there.

@@ -93,7 +93,8 @@ func TestInstallConsistency(t *testing.T) {
 }
 
 func TestLeaseOfAJob(t *testing.T) {
-	agent := NewAgent("s0", "eth0", NewMemory(100))
+	memory := NewMemory(100)
+	agent := NewAgent("s0", "eth0", memory)
 	install := func(job, epoch, chunks, base uint32) {
 		t.Helper()
 		reply, err := agent.Install(t.Context(), planRequest(job, epoch, chunks, 2))
@@ -136,7 +137,8 @@ func TestLeaseOfAJob(t *testing.T) {
 		t.Error(err)
 	}
 	info, _ := agent.Info(t.Context(), nil)
-	want := &api.ServerInfo{Name: "s0", Interface: "eth0", Mode: "memory", MemoryBytes: 108800, Slots: 100, SlotsFree: 8}
+	want := &api.ServerInfo{Name: "s0", Interface: "eth0", Mode: "memory", MemoryBytes: 108800, Slots: 100, SlotsFree: 8,
+		Instance: memory.Instance()}
 	if !proto.Equal(info, want) {
 		t.Errorf("info: %v, want %v", info, want)
 	}

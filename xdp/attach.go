@@ -70,10 +70,11 @@ func (e *NoInterfaceError) Unwrap() error { return e.Err }
 // everything: without one a native veth drops what the server sends. A peer elsewhere needs it as well, see
 // [AttachPass].
 func (s *Server) Attach(name string, mode Mode, log *slog.Logger) error {
-	iface, err := net.InterfaceByName(name)
+	iface, err := interfaceByName(name)
 	if err != nil {
-		return &NoInterfaceError{name, err}
+		return err
 	}
+	s.record.setInterface(name)
 	log = log.With("interface", name)
 	if mode != Generic {
 		err := s.attachNative(iface, log)
@@ -90,8 +91,7 @@ func (s *Server) Attach(name string, mode Mode, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("attach XDP program to %s in generic mode: %w", name, cure(name, err))
 	}
-	s.closers = append(s.closers, l)
-	s.mode = Generic
+	s.link, s.mode = l, Generic
 	log.Info("XDP attached", "mode", Generic)
 	return nil
 }
@@ -114,8 +114,7 @@ func (s *Server) attachNative(iface *net.Interface, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	s.closers = append(s.closers, l)
-	s.mode = Native
+	s.link, s.mode = l, Native
 	return s.attachPeer(iface, log)
 }
 
@@ -132,7 +131,7 @@ func (s *Server) attachPeer(iface *net.Interface, log *slog.Logger) error {
 		log.Info("the veth peer is in another network namespace: it needs a native XDP program too, or it receives nothing")
 		return nil
 	}
-	pass, err := AttachPass(l.Attrs().ParentIndex, Native)
+	pass, err := attachPass(l.Attrs().ParentIndex, Native)
 	if err != nil {
 		// Whoever has put a program there has done what is needed.
 		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
@@ -140,7 +139,7 @@ func (s *Server) attachPeer(iface *net.Interface, log *slog.Logger) error {
 		}
 		return fmt.Errorf("veth peer: %w", err)
 	}
-	s.closers = append(s.closers, pass)
+	s.peer = pass
 	return nil
 }
 
@@ -148,6 +147,14 @@ func (s *Server) attachPeer(iface *net.Interface, log *slog.Logger) error {
 // network namespace. The receiving end of a veth pair needs one, in native mode, to get what a native program at the
 // other end sends (XDP_TX). Closing what is returned detaches it, and so does the end of the process.
 func AttachPass(ifindex int, mode Mode) (io.Closer, error) {
+	l, err := attachPass(ifindex, mode)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func attachPass(ifindex int, mode Mode) (link.Link, error) {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name:         "xagg_pass",
 		Type:         ebpf.XDP,

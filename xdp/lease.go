@@ -75,6 +75,34 @@ func (l *leases) grant(job uint16, chunks, rounds uint32) (Lease, error) {
 	}
 }
 
+// checkLeases reports whether the plans could have been installed in an arena of so many slots: all plans of a job have
+// one lease, which lies within the arena, overlaps no other and has an index of its own.
+func checkLeases(slots uint32, plans []Plan) error {
+	books := newLeases(slots)
+	for _, p := range plans {
+		if lease, ok := books.byJob[p.Job]; ok && lease != p.Lease {
+			return fmt.Errorf("plans of job %d have different leases", p.Job)
+		}
+		books.byJob[p.Job] = p.Lease
+	}
+	var used [MaxJobs]bool
+	end := uint64(0)
+	for _, lease := range books.sorted() {
+		if lease.Chunks == 0 || lease.Rounds == 0 || uint64(lease.Base) < end {
+			return fmt.Errorf("the lease at slot %d is empty or overlaps another", lease.Base)
+		}
+		end = uint64(lease.Base) + uint64(lease.Chunks)*uint64(lease.Rounds)
+		if end > uint64(slots) {
+			return fmt.Errorf("the lease at slot %d ends beyond the arena", lease.Base)
+		}
+		if lease.Index >= MaxJobs || used[lease.Index] {
+			return fmt.Errorf("the lease at slot %d has no index of its own", lease.Base)
+		}
+		used[lease.Index] = true
+	}
+	return nil
+}
+
 // release takes a job's lease back.
 func (l *leases) release(job uint16) { delete(l.byJob, job) }
 

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
@@ -18,14 +21,17 @@ import (
 var ErrPrivileges = errors.New("needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN")
 
 // Server is the aggregation server in the kernel: the XDP program and its maps. It is a [Store]. All of it vanishes
-// with Close or with the process.
+// with Close or with the process, unless it is pinned, as [Serve] does.
 type Server struct {
-	objects xaggObjects
-	slots   uint32
-	mode    Mode
-	closers []io.Closer // links, in order of their making
-	grace   *gracePeriod
-	plans   map[planKey]Plan
+	objects   xaggObjects
+	slots     uint32
+	mode      Mode
+	link      link.Link // of the program; nil before Attach
+	peer      link.Link // of the program that passes all at a veth's other end; nil where that has another or needs none
+	grace     *gracePeriod
+	plans     map[planKey]Plan
+	record    record
+	recordMap *ebpf.Map
 }
 
 // Load loads the program with an arena of as many slots as fit into memory. Nothing is attached yet.
@@ -38,23 +44,38 @@ func Load(memory Size) (*Server, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("raise the limit of locked memory: %w", explain(err))
 	}
-	spec, err := loadXagg()
+	spec, err := xaggSpec(slots)
 	if err != nil {
 		return nil, err
 	}
-	spec.Maps[xaggMapArena].MaxEntries = slots
-	s := &Server{slots: slots, plans: make(map[planKey]Plan)}
+	s := &Server{
+		slots: slots, plans: make(map[planKey]Plan),
+		record: record{Instance: newInstance(), Memory: uint64(memory), Object: objectHash()},
+	}
 	if err := spec.LoadAndAssign(&s.objects, nil); err != nil {
 		if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.E2BIG) {
 			return nil, fmt.Errorf("load XDP program with %v of memory (%d slots): %w; start with less memory", memory, slots, err)
 		}
 		return nil, fmt.Errorf("load XDP program: %w", explain(err))
 	}
-	if s.grace, err = newGracePeriod(); err != nil {
+	if s.grace, err = newGracePeriod(); err == nil {
+		s.recordMap, err = ebpf.NewMap(&recordSpec)
+	}
+	if err != nil {
 		s.Close()
 		return nil, fmt.Errorf("load XDP program: %w", explain(err))
 	}
 	return s, nil
+}
+
+// xaggSpec describes the object with an arena of so many slots.
+func xaggSpec(slots uint32) (*ebpf.CollectionSpec, error) {
+	spec, err := loadXagg()
+	if err != nil {
+		return nil, err
+	}
+	spec.Maps[xaggMapArena].MaxEntries = slots
+	return spec, nil
 }
 
 // explain turns the kernel's permission errors into what is needed.
@@ -65,16 +86,19 @@ func explain(err error) error {
 	return err
 }
 
-// Close detaches the program and frees its memory.
+// Close detaches the program and frees its memory, except for what is pinned.
 func (s *Server) Close() error {
 	var errs []error
-	for i := len(s.closers) - 1; i >= 0; i-- {
-		errs = append(errs, s.closers[i].Close())
+	closeIf := func(there bool, c io.Closer) {
+		if there {
+			errs = append(errs, c.Close())
+		}
 	}
-	s.closers = nil
-	if s.grace != nil {
-		errs = append(errs, s.grace.Close())
-	}
+	closeIf(s.peer != nil, s.peer)
+	closeIf(s.link != nil, s.link)
+	s.peer, s.link = nil, nil
+	closeIf(s.grace != nil, s.grace)
+	closeIf(s.recordMap != nil, s.recordMap)
 	return errors.Join(append(errs, s.objects.Close())...)
 }
 
@@ -84,8 +108,23 @@ func (s *Server) Slots() uint32 { return s.slots }
 // Mode implements [Store]: the mode that is active, empty before Attach.
 func (s *Server) Mode() string { return string(s.mode) }
 
+// Instance implements [Store].
+func (s *Server) Instance() uint64 { return s.record.Instance }
+
+// Seen implements [Store].
+func (s *Server) Seen(job uint16) bool { return s.record.seen(job) }
+
+// Plans implements [Store].
+func (s *Server) Plans() []Plan { return slices.Collect(maps.Values(s.plans)) }
+
 // Install implements [Store].
 func (s *Server) Install(p Plan) error {
+	if !s.Seen(p.Job) {
+		s.record.setSeen(p.Job)
+		if err := s.writeRecord(); err != nil {
+			return fmt.Errorf("install plan of job %d epoch %d: %w", p.Job, p.Epoch, err)
+		}
+	}
 	// The job first: a packet in between is of a known job and an unknown epoch, which is true.
 	known := s.jobKnown(p.Job)
 	err := s.objects.Jobs.Put(uint32(p.Job), uint8(1))

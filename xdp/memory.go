@@ -2,6 +2,8 @@ package xdp
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"xagg/agg"
@@ -16,6 +18,9 @@ type Memory struct {
 	slots   uint32
 	server  *agg.Server
 	plans   map[planKey]Plan
+	number  uint64 // of the instance
+	seen    map[uint16]bool
+	now     uint64 // of the newest frame
 	reasons [wire.NumReasons]uint64
 	ranks   [MaxJobs][wire.MaxRanks]RankStats
 	packet  wire.Packet
@@ -25,7 +30,10 @@ type planKey struct{ job, epoch uint16 }
 
 // NewMemory returns a server with that many slots, at least 1.
 func NewMemory(slots uint32) *Memory {
-	return &Memory{slots: slots, server: agg.NewServer(int(slots)), plans: make(map[planKey]Plan)}
+	return &Memory{
+		slots: slots, server: agg.NewServer(int(slots)), plans: make(map[planKey]Plan),
+		number: newInstance(), seen: make(map[uint16]bool),
+	}
 }
 
 // Handle takes an Ethernet frame that reached the server at time now, in microseconds of any one monotonic clock, and
@@ -34,6 +42,7 @@ func NewMemory(slots uint32) *Memory {
 func (m *Memory) Handle(now uint64, frame, b []byte) []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.now = max(m.now, now)
 	p := &m.packet
 	src, dst, err := wire.ParseFrame(frame, p)
 	if dst.Port != wire.Port {
@@ -65,6 +74,23 @@ func (m *Memory) Slots() uint32 { return m.slots }
 // Mode implements [Store].
 func (m *Memory) Mode() string { return "memory" }
 
+// Instance implements [Store].
+func (m *Memory) Instance() uint64 { return m.number }
+
+// Plans implements [Store].
+func (m *Memory) Plans() []Plan {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.plans))
+}
+
+// Seen implements [Store].
+func (m *Memory) Seen(job uint16) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.seen[job]
+}
+
 // Install implements [Store].
 func (m *Memory) Install(p Plan) error {
 	m.mu.Lock()
@@ -78,6 +104,7 @@ func (m *Memory) Install(p Plan) error {
 		return fmt.Errorf("install plan of job %d epoch %d: %w", p.Job, p.Epoch, err)
 	}
 	m.plans[planKey{p.Job, p.Epoch}] = p
+	m.seen[p.Job] = true
 	return nil
 }
 
@@ -93,10 +120,13 @@ func (m *Memory) Clear(l Lease) error {
 func (m *Memory) Arm(job, epoch, next uint16) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if _, ok := m.plans[planKey{job, epoch}]; !ok {
+	p, ok := m.plans[planKey{job, epoch}]
+	if !ok {
 		return ErrNoPlan
 	}
 	m.server.Arm(job, epoch, next)
+	p.NextEpoch = next
+	m.plans[planKey{job, epoch}] = p
 	return nil
 }
 
@@ -129,4 +159,16 @@ func (m *Memory) ResetRanks(index uint32) error {
 	defer m.mu.Unlock()
 	clear(m.ranks[index][:])
 	return nil
+}
+
+// OpenSlots implements [Store]. It is the time of the newest frame.
+func (m *Memory) OpenSlots(plans []Plan) ([]OpenSlot, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return openSlots(plans, m.now, func(slot uint32) (slotState, error) {
+		s := m.server.Look(slot)
+		return slotState{
+			job: s.Job, epoch: s.Epoch, round: s.Round, mask: s.Mask, firstUs: s.FirstUs, lastUs: s.LastUs,
+		}, nil
+	})
 }

@@ -27,6 +27,15 @@ var ErrNoPlanRoom = errors.New("no room for another plan")
 // ErrNoPlan is returned by Arm when the plan is not installed.
 var ErrNoPlan = errors.New("plan is not installed")
 
+// OpenSlot is a chunk that waits for contributions.
+type OpenSlot struct {
+	Epoch        uint16
+	Round, Chunk uint32
+	Contributors uint64 // mask of the ranks that are in
+	AgeUs        uint64 // microseconds since the first of them arrived
+	IdleUs       uint64 // ... since the last
+}
+
 // Store is the data plane as the [Agent] sees it. What it is asked for was checked: leases do not overlap and lie
 // within the slots. Its methods may be called from one goroutine at a time.
 type Store interface {
@@ -34,6 +43,12 @@ type Store interface {
 	Slots() uint32
 	// Mode returns "native", "generic" or "memory".
 	Mode() string
+	// Instance returns the number of the arena: another one when its memory is not what it was. It is not 0.
+	Instance() uint64
+	// Plans returns the plans that are installed, in no order. At first they are those that an earlier agent left.
+	Plans() []Plan
+	// Seen reports whether the job has ever had a plan in this arena, so that its old contributions may be anywhere.
+	Seen(job uint16) bool
 	// Install adds a plan, or replaces the plan of the same job and epoch in one step. When it returns, every packet
 	// sees the plan.
 	Install(Plan) error
@@ -50,4 +65,7 @@ type Store interface {
 	Ranks(index uint32) ([wire.MaxRanks]RankStats, error)
 	// ResetRanks zeroes them.
 	ResetRanks(index uint32) error
+	// OpenSlots returns the chunks of the plans, which are all of one job, that wait for contributions, in no order. It
+	// may be called at the same time as any other method; plans that are removed meanwhile may be in the answer.
+	OpenSlots(plans []Plan) ([]OpenSlot, error)
 }

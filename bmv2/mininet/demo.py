@@ -161,7 +161,7 @@ class Demo:
             host = self.net[name]
             self.daemon(name, host, 'server', '--interface',
                         host.defaultIntf().name, '--listen', agents[-1],
-                        '--name', name)
+                        '--name', name, '--no-pin')
         last = self.args.workers - 1
         jobs = [{'name': mode, 'ranks': self.args.workers,
                  'max_elems': self.args.elems,

@@ -12,13 +12,19 @@ import (
 
 func newServerCommand(env *env) *cobra.Command {
 	cfg := xdp.Config{Memory: 64 << 20, Mode: xdp.Auto}
+	var noPin bool
 	cmd := &cobra.Command{
 		Use:         "server --interface NAME",
 		Annotations: daemon,
 		Short:       "Run an aggregation server: an XDP program on an interface, and its agent",
 		Long: `Attaches the aggregation program to an interface and serves the agent through which a
 controller leases its memory to jobs, until it is interrupted. Traffic that is not for
-UDP port 19860 passes to the network stack as before. Nothing is left when it ends.
+UDP port 19860 passes to the network stack as before.
+
+Program and memory are pinned on the BPF file system: they go on summing when this
+process is killed, and the next 'xagg server' for the interface takes them over. When it
+is interrupted nothing is left, or with --keep all of it for the next. The next one needs
+the same --memory and the same version of the program, or --replace.
 
 The memory holds whole vectors: a job takes 1,088 bytes for every 256 lanes of its
 largest vector, times the number of rounds that it is deep (at least 2).
@@ -39,6 +45,14 @@ same network namespace, the server attaches one that passes everything.`,
 			if err := endpoint.Check(cfg.Listen); err != nil {
 				return usagef("--listen %w", err)
 			}
+			switch {
+			case noPin && (cfg.Keep || cfg.Replace || cmd.Flags().Changed("pin")):
+				return usagef("--no-pin does not go together with --pin, --keep or --replace")
+			case noPin:
+				cfg.Pin = ""
+			case cfg.Pin == "":
+				return usagef("--pin is empty: want a directory on a BPF file system, auto, or --no-pin")
+			}
 			if cfg.Name == "" {
 				name, err := os.Hostname()
 				if err != nil {
@@ -55,5 +69,10 @@ same network namespace, the server attaches one that passes everything.`,
 	flags.StringVar(&cfg.Listen, "listen", "127.0.0.1:19861", "address of the agent: HOST:PORT or unix:PATH; it is not authenticated")
 	flags.StringVar(&cfg.Name, "name", "", "what the controller calls the server (default: the host's name)")
 	flags.Var(&cfg.Mode, "xdp-mode", "where the program runs: auto, native, generic")
+	flags.StringVar(&cfg.Pin, "pin", xdp.PinAuto,
+		"directory on a BPF file system that holds program and memory; auto is /sys/fs/bpf/xagg/INTERFACE")
+	flags.BoolVar(&noPin, "no-pin", false, "pin nothing: program and memory end with this process, however it ends")
+	flags.BoolVar(&cfg.Keep, "keep", false, "when interrupted, let the program run on for the next 'xagg server'")
+	flags.BoolVar(&cfg.Replace, "replace", false, "remove the program that is pinned, and begin with empty memory")
 	return cmd
 }

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -59,10 +60,10 @@ func startNetns(ctx context.Context, topology lab.Topology, opts *Options) (test
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
 	spec := netns.Spec{Faults: opts.Faults}
-	for i, h := range append(append([]lab.Host{}, topology.Workers...), topology.Servers...) {
+	for _, h := range slices.Concat(topology.Workers, topology.Servers, topology.Others) {
 		spec.Hosts = append(spec.Hosts, netns.Host{
 			Name: h.Name, Addr: netip.PrefixFrom(h.IP, 16), MAC: net.HardwareAddr(h.MAC[:]), Port: int(h.Port),
-			Bridge: i >= len(topology.Workers),
+			Bridge: slices.Contains(topology.Servers, h),
 		})
 	}
 	hosts, err := netns.Create(ctx, spec)
@@ -93,7 +94,7 @@ func (n *namespaces) start(ctx context.Context) error {
 	for _, h := range n.topology.Servers {
 		agents = append(agents, n.socket(h.Name))
 		err := n.daemon(h.Name, h.Name, "server", "--interface", netns.HostInterface, "--listen", n.socket(h.Name), "--name", h.Name,
-			"--memory", n.memory())
+			"--memory", n.memory(), "--no-pin") // all of it ends with the lab
 		if err != nil {
 			return err
 		}
