@@ -2,12 +2,14 @@ package xdp
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
@@ -161,6 +163,65 @@ func TestTakeOver(t *testing.T) {
 			finish(t, server, p)
 		})
 	}
+}
+
+// TestTakeOverLosesNothing sends one frame after the other while agents die and take over. Every one is answered at once.
+func TestTakeOverLosesNothing(t *testing.T) {
+	enterNamespace(t)
+	vethPair(t, 1500)
+	cfg := Config{Interface: "server", Memory: 100 * SlotSize, Mode: Native, Pin: bpfDir(t)}
+	server, p := mustPin(t, cfg)
+	plan := planRequest(5, 1, 2, 2)
+	if _, err := NewAgent("s0", "server", server).Install(t.Context(), plan); err != nil {
+		t.Fatal(err)
+	}
+	socket := packetSocket(t, "switch")
+	stop, done := make(chan struct{}), make(chan error, 1)
+	frames := uint32(0)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			b, err := sendAndReceive(socket, contribution(5, 1, frames, 0, 0))
+			var answer wire.Packet
+			if err == nil {
+				_, _, err = wire.ParseFrame(b, &answer)
+			}
+			if err == nil && (answer.Type != wire.TypeAck || answer.Round != frames) {
+				err = fmt.Errorf("frame %d: answer %+v", frames, answer.Header)
+			}
+			if err != nil {
+				done <- err
+				return
+			}
+			frames++
+		}
+	}()
+	const agents = 20
+	var longest time.Duration
+	for range agents {
+		die(t, server, p)
+		begin := time.Now()
+		server, p = mustPin(t, cfg)
+		longest = max(longest, time.Since(begin))
+		if _, err := NewAgent("s0", "server", server).Install(t.Context(), plan); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	if err := <-done; err != nil {
+		t.Errorf("after %d frames: %v", frames, err)
+	}
+	counts, err := server.Reasons()
+	if err != nil || counts[wire.ReasonNone] != uint64(frames) {
+		t.Errorf("%d contributions were summed, %v, want %d", counts[wire.ReasonNone], err, frames)
+	}
+	t.Logf("%d frames during %d agents, of which the slowest took over in %v", frames, agents, longest)
+	finish(t, server, p)
 }
 
 func TestKeep(t *testing.T) {
