@@ -229,7 +229,7 @@ func (a *args) packet(t wire.Type) *wire.Packet {
 	return p
 }
 
-var flagNames = []string{"last", "resend", "forwarded", "saturated", "modular"}
+var flagNames = []string{"last", "resend", "forwarded", "saturated", "modular", "late", "server", "async"}
 
 func (a *args) flags() wire.Flags {
 	var f wire.Flags
@@ -247,6 +247,18 @@ func showMask(m uint64) string {
 		s = append(s, strconv.Itoa(bits.TrailingZeros64(m)))
 	}
 	return "{" + strings.Join(s, ",") + "}"
+}
+
+// tagFits checks a packet's tag, that of a running sum as the difference to the sum of nothing.
+func tagFits(p *wire.Packet) bool {
+	if p.Flags&wire.FlagAsync == 0 {
+		return p.TagOK()
+	}
+	additions := uint32(1)
+	if p.Type == wire.TypeResult {
+		additions = p.Seq
+	}
+	return wire.DifferenceOK(p.Job, p.Chunk, additions, [2]uint32{}, p.Tag, p.Lanes[:p.Elems])
 }
 
 // show prints all of a packet: fields that are zero are left out, but the type.
@@ -276,7 +288,7 @@ func show(p *wire.Packet) string {
 	fmt.Fprintf(&b, " mask=%s", showMask(p.Contributors))
 	switch {
 	case p.Tag == [2]uint32{}:
-	case p.TagOK():
+	case tagFits(p):
 		b.WriteString(" tag=fits")
 	default:
 		b.WriteString(" tag=bad")
@@ -284,7 +296,10 @@ func show(p *wire.Packet) string {
 	field("spread", int64(p.SpreadUs))
 	field("blocked", int64(p.BlockedUs))
 	field("next", int64(p.NextEpoch))
-	if p.Reason != wire.ReasonNone {
+	switch {
+	case p.Type == wire.TypeCtrl && p.Reason == slotClosed:
+		b.WriteString(" closed")
+	case p.Reason != wire.ReasonNone:
 		fmt.Fprintf(&b, " reason=%v", p.Reason)
 	}
 	if p.Blocks > 0 {
@@ -336,7 +351,8 @@ func (s *switchScript) run(cmd string, a *args) string {
 		}
 		servers := int(a.num("servers", 0))
 		return installed(s.Install(SwitchPlan{Job: job, Epoch: epoch, Ranks: ranks, Cohort: a.mask("cohort", ranks),
-			Servers: servers, Base: uint32(a.num("base", 0)), Pool: uint32(a.num("pool", 1))}, members,
+			Servers: servers, Base: uint32(a.num("base", 0)), Pool: uint32(a.num("pool", 1)),
+			Quorum: a.has("quorum"), WaitUs: uint32(a.num("wait", 0))}, members,
 			modelServerPorts(int(a.num("ports", int64(servers))))))
 	case "remove":
 		s.Remove(job, epoch)
@@ -372,7 +388,8 @@ func (s *serverScript) run(cmd string, a *args) string {
 	switch cmd {
 	case "install":
 		return installed(s.Install(ServerPlan{Job: job, Epoch: epoch, Ranks: a.mask("ranks", 0),
-			Base: uint32(a.num("base", 0)), Chunks: uint32(a.num("chunks", 1)), Rounds: uint32(a.num("rounds", 2))}))
+			Base: uint32(a.num("base", 0)), Chunks: uint32(a.num("chunks", 1)), Rounds: uint32(a.num("rounds", 2)),
+			Quorum: uint32(a.num("quorum", 0)), WaitUs: uint32(a.num("wait", 0)), Async: a.has("async"), Staleness: uint32(a.num("staleness", 0))}))
 	case "remove":
 		s.Remove(job, epoch)
 	case "arm":

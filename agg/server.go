@@ -3,6 +3,7 @@ package agg
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 
 	"xagg/wire"
 )
@@ -10,7 +11,7 @@ import (
 // ServerPlan is one epoch of a job on an aggregation server: plain comparable data.
 type ServerPlan struct {
 	Job, Epoch uint16
-	Ranks      uint64 // all ranks of the job: a chunk closes when they are all in
+	Ranks      uint64 // all ranks of the job: a chunk closes at the latest when they are all in
 	Base       uint32 // first slot of the job's lease, which all its epochs share
 	Chunks     uint32 // chunks per round that the lease has room for
 	Rounds     uint32 // rounds that the lease has room for, a power of two, at least 2
@@ -35,7 +36,8 @@ func NewServer(slots int) *Server {
 
 // Install adds a plan, or replaces the plan of the same job and epoch. It refuses a lease that does not fit the slots
 // and a number of rounds that is not a power of two or less than 2: whoever sends a round has the results of the
-// round before, but another worker may still need them.
+// round before, but another worker may still need them. It refuses a quorum of more ranks than there are, and an async
+// plan that has a quorum or not 4 rounds.
 func (s *Server) Install(plan ServerPlan) error {
 	if err := s.check(&plan); err != nil {
 		return fmt.Errorf("install job %d epoch %d on the server: %w", plan.Job, plan.Epoch, err)
@@ -53,6 +55,12 @@ func (s *Server) check(plan *ServerPlan) error {
 		return fmt.Errorf("no ranks")
 	case plan.Rounds < 2 || !powerOfTwo(plan.Rounds):
 		return fmt.Errorf("%d rounds: want a power of two, at least 2", plan.Rounds)
+	case plan.Quorum > uint32(bits.OnesCount64(plan.Ranks)):
+		return fmt.Errorf("quorum of %d ranks: there are %d", plan.Quorum, bits.OnesCount64(plan.Ranks))
+	case plan.Async && plan.Quorum != 0:
+		return fmt.Errorf("async with a quorum: it closes nothing")
+	case plan.Async && plan.Rounds != asyncRounds:
+		return fmt.Errorf("async with %d rounds: want %d", plan.Rounds, asyncRounds)
 	}
 	return checkLease(plan.Base, uint64(plan.Rounds)*uint64(plan.Chunks), len(s.slots))
 }
@@ -106,7 +114,19 @@ func (s *Server) Handle(now uint64, p *wire.Packet) Outcome {
 	if why := plan.admit(p); why != wire.ReasonNone {
 		return refuse(p, why)
 	}
-	slot := &s.slots[plan.Base+(p.Round&(plan.Rounds-1))*plan.Chunks+p.Chunk]
+	switch {
+	case p.Flags&wire.FlagAsync == 0:
+		return s.once(now, plan, p)
+	case plan.Async && p.Type == wire.TypeGrad:
+		return s.async(plan, p)
+	default:
+		return refuse(p, wire.ReasonShape)
+	}
+}
+
+// once sums p in a chunk that closes.
+func (s *Server) once(now uint64, plan *ServerPlan, p *wire.Packet) Outcome {
+	slot := &s.slots[plan.slot(p)]
 
 	added := false
 	switch order := slot.compare(p); {
@@ -117,31 +137,58 @@ func (s *Server) Handle(now uint64, p *wire.Packet) Outcome {
 		return refuse(p, wire.ReasonStale)
 	case !slot.fits(p):
 		return refuse(p, wire.ReasonShape)
-	case slot.mask == plan.Ranks: // closed first: whatever comes is answered and adds nothing
-		slot.put(wire.TypeResult, p)
+	case slot.closed && p.Contributors&^slot.mask != 0:
+		slot.result(p)
+		p.Flags |= wire.FlagLate
+		return Outcome{Reason: wire.ReasonLate, Dest: ToSender}
+	case slot.closed:
+		slot.result(p)
 		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToSender}
 	case slot.mask&p.Contributors == 0:
 		slot.add(now, p)
 		added = true
-	case p.Contributors&^slot.mask != 0:
+	case p.Contributors&^slot.mask != 0 && plan.Quorum == 0:
+		// With quorum a rank that came after a flush may claim the switch's slot while the PARTIAL is still on its way; then
+		// the PARTIAL's ranks come by themselves.
 		return refuse(p, wire.ReasonOverlap)
 	}
 
-	if slot.mask == plan.Ranks {
+	out := Outcome{Dest: ToSender}
+	if !added {
+		out.Reason = wire.ReasonDuplicate
+	}
+	if slot.closed = plan.closes(now, slot); slot.closed {
 		slot.nextEpoch = announced(p.Chunk, plan.NextEpoch)
-		slot.put(wire.TypeResult, p)
-		return Outcome{Dest: ToService}
+		slot.result(p)
+		out.Dest = ToService
+		return out
 	}
-	partial := p.Type == wire.TypePartial
+	if added && p.Type == wire.TypePartial {
+		out.Dest = ToService // for all of the cohort
+	}
 	slot.tell(wire.TypeAck, now, p)
-	switch {
-	case !added:
-		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToSender}
-	case partial:
-		return Outcome{Dest: ToService}
-	default:
-		return Outcome{Dest: ToSender}
+	return out
+}
+
+// slot returns the index of p's slot, unless p is for a running sum.
+func (plan *ServerPlan) slot(p *wire.Packet) uint32 {
+	round := p.Round & (plan.Rounds - 1)
+	if plan.Async {
+		round = 2 + p.Round&1 // behind the running sums and their clocks
 	}
+	return plan.Base + round*plan.Chunks + p.Chunk
+}
+
+// closes reports whether an open slot closes now.
+func (plan *ServerPlan) closes(now uint64, slot *slot) bool {
+	return slot.mask == plan.Ranks || plan.Quorum != 0 &&
+		uint32(bits.OnesCount64(slot.mask)) >= plan.Quorum && now-slot.firstAt >= uint64(plan.WaitUs)
+}
+
+// result turns p into the RESULT of a slot that a server closed.
+func (s *slot) result(p *wire.Packet) {
+	s.put(wire.TypeResult, p)
+	p.Flags |= wire.FlagServer
 }
 
 // admit checks whether the plan takes p at all.

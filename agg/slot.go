@@ -23,6 +23,7 @@ type slot struct {
 	amax      uint8
 	last      uint8  // rank of the last contributor
 	nextEpoch uint16 // that the RESULT announced; 0 until then, and where the slot only makes a PARTIAL
+	closed    bool   // nothing is added any more
 	mask      uint64
 	tag       [2]uint32
 
@@ -32,22 +33,30 @@ type slot struct {
 	lanes []int32 // at least blocks*64, kept for the slot's next owners
 }
 
-// claim overwrites the slot with the contribution p.
-func (s *slot) claim(now uint64, p *wire.Packet) {
-	n := int(p.Blocks) * wire.BlockLanes
-	lanes := s.lanes
-	if cap(lanes) < n {
-		lanes = make([]int32, n)
-	}
-	lanes = lanes[:n]
-	copy(lanes, p.Lanes[:n])
+// begin gives the slot to p's owner, with p's shape and an empty sum.
+func (s *slot) begin(p *wire.Packet) {
 	*s = slot{
 		job: p.Job, epoch: p.Epoch, seq: p.Seq, round: p.Round, chunk: p.Chunk,
 		elems: p.Elems, blocks: p.Blocks, exponent: p.Exponent, shape: p.Flags & wire.ShapeFlags,
-		sticky: p.Flags & wire.StickyFlags, amax: p.Amax, last: p.Rank, mask: p.Contributors, tag: p.Tag,
-		firstAt: now, prevAt: now, lastAt: now,
-		lanes: lanes,
+		lanes: zeros(s.lanes, int(p.Blocks)*wire.BlockLanes),
 	}
+}
+
+// claim overwrites the slot with the contribution p.
+func (s *slot) claim(now uint64, p *wire.Packet) {
+	s.begin(p)
+	s.firstAt, s.lastAt = now, now
+	s.add(now, p)
+}
+
+// zeros returns n lanes of 0, in the memory of lanes if it is enough.
+func zeros(lanes []int32, n int) []int32 {
+	if cap(lanes) < n {
+		return make([]int32, n)
+	}
+	lanes = lanes[:n]
+	clear(lanes)
+	return lanes
 }
 
 // add adds the contribution p, which has the slot's shape.

@@ -59,8 +59,8 @@ func NewSwitch(slots int) *Switch {
 
 // Install adds a plan, or replaces the plan of the same job and epoch. members has an entry for every rank in
 // plan.Ranks, serverPorts the switch port of every server of the plan in the order of their indices.
-// It refuses a lease that does not fit the slots, a pool that is not a power of two, a cohort outside the ranks, and
-// one that leaves ranks out when there is no server for them.
+// It refuses a lease that does not fit the slots, a pool that is not a power of two, a cohort outside the ranks, one that
+// leaves ranks out when there is no server for them, and quorum without a server: who comes after a flush needs one.
 func (s *Switch) Install(plan SwitchPlan, members map[uint8]Member, serverPorts []uint16) error {
 	e := &switchEntry{SwitchPlan: plan, servers: slices.Clone(serverPorts)}
 	if err := s.check(e, members); err != nil {
@@ -88,6 +88,8 @@ func (s *Switch) check(e *switchEntry, members map[uint8]Member) error {
 		return fmt.Errorf("%d servers: there are ports for %d", e.Servers, len(e.servers))
 	case e.final() && e.Cohort != e.Ranks:
 		return fmt.Errorf("cohort %#x of the ranks %#x: the others need a server", e.Cohort, e.Ranks)
+	case e.final() && e.Quorum:
+		return fmt.Errorf("quorum: it needs a server")
 	case !powerOfTwo(e.Pool) && (e.Pool != 0 || e.Cohort != 0):
 		return fmt.Errorf("pool %d: want a power of two", e.Pool)
 	}
@@ -159,6 +161,8 @@ func (s *Switch) grad(now uint64, in Ingress, p *wire.Packet) Outcome {
 		return refuse(p, wire.ReasonTag)
 	case own&plan.Cohort == 0:
 		return plan.forward(p, wire.ReasonSteered)
+	case p.Flags&wire.FlagAsync != 0:
+		return refuse(p, wire.ReasonShape) // a running sum is on a server
 	}
 	slot := &s.slots[plan.Base+p.Seq&(2*plan.Pool-1)]
 
@@ -174,9 +178,15 @@ func (s *Switch) grad(now uint64, in Ingress, p *wire.Packet) Outcome {
 		return plan.forward(p, wire.ReasonForwarded)
 	case slot.round != p.Round || slot.chunk != p.Chunk || !slot.fits(p):
 		return refuse(p, wire.ReasonShape)
+	case slot.mask&own == 0 && slot.closed: // by a flush
+		return plan.forward(p, wire.ReasonForwarded)
 	case slot.mask&own == 0:
 		slot.add(now, p)
-	case slot.mask != plan.Cohort:
+	case !slot.closed && plan.Quorum && now-slot.firstAt >= uint64(plan.WaitUs): // a flush
+		slot.closed = true
+		slot.put(wire.TypePartial, p)
+		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToServerAsService, Server: plan.server(p)}
+	case !slot.closed:
 		slot.tell(wire.TypeWait, now, p)
 		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToSender}
 	case plan.final():
@@ -187,17 +197,17 @@ func (s *Switch) grad(now uint64, in Ingress, p *wire.Packet) Outcome {
 		return Outcome{Reason: wire.ReasonDuplicate, Dest: ToServer, Server: plan.server(p)}
 	}
 
-	switch {
-	case slot.mask != plan.Cohort:
+	if slot.mask != plan.Cohort {
 		return Outcome{}
-	case plan.final():
+	}
+	slot.closed = true
+	if plan.final() {
 		slot.nextEpoch = announced(p.Chunk, plan.NextEpoch)
 		slot.put(wire.TypeResult, p)
 		return Outcome{Dest: ToAll}
-	default:
-		slot.put(wire.TypePartial, p)
-		return Outcome{Dest: ToServerAsService, Server: plan.server(p)}
 	}
+	slot.put(wire.TypePartial, p)
+	return Outcome{Dest: ToServerAsService, Server: plan.server(p)}
 }
 
 // returning passes on a server's answer. What is refused here is itself an answer and so never answered.
@@ -229,6 +239,9 @@ func (plan *SwitchPlan) forward(p *wire.Packet, why wire.Reason) Outcome {
 	return Outcome{Reason: why, Dest: ToServer, Server: plan.server(p)}
 }
 
+// slotClosed is the reason field of a CTRL answer for a slot that is closed.
+const slotClosed wire.Reason = 1
+
 // Slot turns p, a CTRL question, into its answer for the slot with the given index, or returns false beyond the slots.
 // p.Blocks blocks of lanes are answered; those beyond the slot's own are zero here and not defined on the wire.
 func (s *Switch) Slot(index uint32, p *wire.Packet) bool {
@@ -241,6 +254,9 @@ func (s *Switch) Slot(index uint32, p *wire.Packet) bool {
 	p.Elems, p.Exponent = slot.elems, slot.exponent
 	p.Flags = slot.shape | slot.sticky
 	slot.values(p)
+	if p.Reason = 0; slot.closed {
+		p.Reason = slotClosed
+	}
 	lanes := p.Lanes[:int(p.Blocks)*wire.BlockLanes]
 	clear(lanes[copy(lanes, slot.lanes):])
 	return true

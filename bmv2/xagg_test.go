@@ -2,6 +2,7 @@ package bmv2_test
 
 import (
 	"encoding/binary"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -10,7 +11,8 @@ import (
 	"xagg/bmv2/dataplane"
 )
 
-// The aggregation program with two jobs: 7 is summed by the switch alone, 8 has a rank that is steered to a server.
+// The aggregation program with four jobs: 7 is summed by the switch alone, 8, 10 and 11 have a rank that is steered to a
+// server; in 10 a duplicate closes an open slot at once, in 11 only after an hour.
 const (
 	xaggJSON = "../p4/xagg.json"
 	xaggInfo = "../p4/xagg.p4info.txtpb"
@@ -28,19 +30,24 @@ func programXAgg(t *testing.T, r *rig, info *p4cfg.P4Info) {
 	insert := func(table string, match []any, action string, args ...uint64) {
 		r.write(t, insertEntry(n.entry(table, 0, match, action, args...)))
 	}
-	for i, job := range []int{7, 8} {
+	for i, job := range []int{7, 8, 10, 11} {
 		insert(in+"job", []any{job}, in+"known")
 		all, cohort := uint32(1+2*i), uint32(2+2*i)
 		for _, epoch := range []int{1, 2} {
 			base := uint64(16*i + 8*(epoch-1))
-			if job == 7 {
-				insert(in+"plan", []any{job, epoch}, in+"set_plan", 1<<ranks-1, 1, 0, uint64(all), 0)
-			} else {
-				insert(in+"plan", []any{job, epoch}, in+"set_plan", 1<<(ranks-1)-1, 0, 1, uint64(all), 2)
+			switch job {
+			case 7:
+				insert(in+"plan", []any{job, epoch}, in+"set_plan", 1<<ranks-1, 1, 0, uint64(all), 0, 0, 0)
+			case 8:
+				insert(in+"plan", []any{job, epoch}, in+"set_plan", 1<<(ranks-1)-1, 0, 1, uint64(all), 2, 0, 0)
+			case 10:
+				insert(in+"plan", []any{job, epoch}, in+"set_plan", 1<<(ranks-1)-1, 0, 1, uint64(all), 2, 1, 0)
+			case 11:
+				insert(in+"plan", []any{job, epoch}, in+"set_plan", 1<<(ranks-1)-1, 0, 1, uint64(all), 2, 2, math.MaxUint32)
 			}
 			for rank := range uint64(ranks) {
 				match := []any{job, epoch, int(rank)}
-				if job == 8 && rank == ranks-1 {
+				if job != 7 && rank == ranks-1 {
 					insert(in+"member", match, in+"steered", rank+1, rankIP(rank), 1<<rank)
 				} else {
 					insert(in+"member", match, in+"summed", rank+1, rankIP(rank), 1<<rank, base, 2*pool-1)
@@ -77,7 +84,7 @@ func xaggFrame(r *rand.Rand) dataplane.Frame {
 	rank := r.Uint64N(ranks)
 	typ := pick(r, 1, 1, 1, 1, 1, 1, 1, 3, 4, 5, 6, 2, 7, 9)
 	blocks := pick(r, 0, 1, 1, 1, 2, 4)
-	job, seq := pick(r, 7, 8), uint32(r.IntN(12))
+	job, seq := pick(r, 7, 8, 10, 10, 11), uint32(r.IntN(12))
 	if rarely(8) {
 		seq = uint32(r.IntN(5000))
 	}
@@ -89,7 +96,7 @@ func xaggFrame(r *rand.Rand) dataplane.Frame {
 	if rarely(40) {
 		x[0] = byte(r.Uint32())
 	}
-	x[1] = byte(pick(r, 0, 0, 0, 1, 2, 8, 16))
+	x[1] = byte(pick(r, 0, 0, 0, 0, 0, 0, 1, 2, 8, 16, 32, 64, 128))
 	binary.BigEndian.PutUint16(x[2:], uint16(job))
 	binary.BigEndian.PutUint16(x[4:], uint16(pick(r, 1, 1, 1, 1, 1, 2, 3)))
 	x[6], x[7] = byte(rank), byte(blocks)

@@ -78,7 +78,13 @@ func (in *intent) replan(j *job, rule policy.Static) (d policy.Decision, same bo
 	d, err = rule.Decide(policy.Input{
 		Job: j.spec.Name, Ranks: j.spec.Ranks, Servers: in.serverNames(), Pool: j.decision.Pool,
 	})
-	return d, err == nil && d.Plan.Equal(j.decision.Plan), err
+	if err != nil {
+		return d, false, err
+	}
+	if err := j.spec.Consistency.allows(d.Plan); err != nil {
+		return d, false, err
+	}
+	return d, d.Plan.Equal(j.decision.Plan), nil
 }
 
 // beginChange begins to change the plan of a job. Errors: *exhaustedError.

@@ -74,6 +74,10 @@ type JobSpec struct {
 	Ranks    int            `yaml:"ranks"`     // number of workers, 1..64
 	MaxElems uint32         `yaml:"max_elems"` // lanes of the largest vector, at least 1
 	Policy   *policy.Static `yaml:"policy"`    // nil = the configuration's
+	// Consistency says what results are; sync unless it says otherwise.
+	Consistency Consistency `yaml:"consistency"`
+	// Depth is how many rounds may be under way, 1..16; 0 = 1. Of an async job it counts all-reduces of different tensors.
+	Depth int `yaml:"depth"`
 }
 
 // MAC is an Ethernet address, as comparable data.
@@ -268,7 +272,7 @@ func (j JobSpec) Validate() error {
 			return under("policy", err)
 		}
 	}
-	return nil
+	return j.validateRounds()
 }
 
 func field(name string, err error) error { return &policy.FieldError{Field: name, Err: err} }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
@@ -33,7 +34,8 @@ func TestGoodConfig(t *testing.T) {
 		Policy:  policy.Static{Rule: "static", Mode: policy.ModeHybrid, Steer: []int{2}, Servers: []string{"s0"}, Pool: 16},
 		Jobs: []JobSpec{
 			{Name: "train", Ranks: 3, MaxElems: 1000000},
-			{Name: "eval", Ranks: 2, MaxElems: 256, Policy: &policy.Static{Mode: policy.ModeServer}},
+			{Name: "eval", Ranks: 2, MaxElems: 256, Policy: &policy.Static{Mode: policy.ModeServer}, Depth: 4,
+				Consistency: Consistency{Mode: ModeQuorum, Quorum: 2, Wait: 10 * time.Millisecond, Rounds: 16}},
 		},
 	}
 	for name, want := range map[string]Config{"least": least, "full": full} {

@@ -49,7 +49,8 @@ type Controller struct {
 	have     map[uint16]objects // installed, by owner: an incarnation's job id, or baseOwner
 
 	links     links
-	questions atomic.Uint32  // asked by ReadSlot
+	questions atomic.Uint32  // asked of slots
+	looking   chan struct{}  // held by whoever looks at a job
 	running   sync.WaitGroup // what outlives the call that began it
 }
 
@@ -82,6 +83,7 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		meets:    make(map[string]*rendezvous),
 		errs:     make(map[string]error),
 		have:     make(map[uint16]objects),
+		looking:  make(chan struct{}, 1),
 	}
 	c.base = desiredBase(&c.cfg)
 	c.intent = intent{
@@ -302,6 +304,10 @@ func (c *Controller) doServer(ctx context.Context, s step) (sent bool, err error
 		Ranks:      s.plan.ranks,
 		Chunks:     s.plan.chunks,
 		Rounds:     s.plan.rounds,
+		Quorum:     s.plan.quorum,
+		WaitUs:     s.plan.waitUS,
+		Async:      s.plan.async,
+		Staleness:  s.plan.staleness,
 		ServiceIp:  c.cfg.Service.IP.String(),
 		ServiceMac: c.cfg.Service.MAC.String(),
 	})

@@ -63,6 +63,7 @@ type fakeAgent struct {
 	slots uint32
 	plans map[planKey]*api.ServerPlan
 	calls []string
+	open  func(*api.OpenSlotsRequest) []*api.OpenSlot
 }
 
 func newFakeAgent(tb testing.TB, name string, slots uint32) *fakeAgent {
@@ -140,6 +141,16 @@ func (a *fakeAgent) Remove(_ context.Context, r *api.RemoveRequest) (*api.Remove
 
 func (a *fakeAgent) Stats(context.Context, *api.StatsRequest) (*api.StatsReply, error) {
 	return &api.StatsReply{Reasons: map[string]uint64{"summed": 7}}, nil
+}
+
+func (a *fakeAgent) OpenSlots(_ context.Context, r *api.OpenSlotsRequest) (*api.OpenSlotsReply, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	reply := &api.OpenSlotsReply{}
+	if a.open != nil {
+		reply.Slots = a.open(r)
+	}
+	return reply, nil
 }
 
 func (a *fakeAgent) planKeys() []planKey {

@@ -38,6 +38,10 @@ type planKey struct {
 type serverPlan struct {
 	ranks          uint64
 	chunks, rounds uint32
+	quorum         uint32 // ranks that are enough, 0 = all
+	waitUS         uint32 // quorum: how long it waits for more
+	async          bool
+	staleness      uint32
 	next           uint16 // epoch that it announces, 0 = none
 	doubt          bool   // installed or not
 }
@@ -105,7 +109,7 @@ func desiredJob(in *intent, j *job) objects {
 	for _, p := range j.plans() {
 		next := j.announced(p)
 		for i, name := range p.decision.Servers {
-			s := serverPlan{ranks: j.ranks(), chunks: j.chunks(), rounds: serverRounds}
+			s := j.serverPlan()
 			if i == 0 {
 				// Chunk 0 of every round, which alone announces, belongs to the first server (chunk mod number of servers).
 				s.next = next
@@ -124,6 +128,15 @@ func desiredJob(in *intent, j *job) objects {
 		})
 	}
 	return out
+}
+
+// serverPlan returns what every plan of a job is on every one of its servers.
+func (j *job) serverPlan() serverPlan {
+	c := j.spec.Consistency.proto()
+	return serverPlan{
+		ranks: j.ranks(), chunks: j.chunks(), rounds: j.rounds(),
+		quorum: c.Quorum, waitUS: c.WaitUs, async: j.spec.Consistency.Mode == ModeAsync, staleness: c.Staleness,
+	}
 }
 
 // desiredPlan adds what a plan needs on the switch. What two plans of a job have in common is added twice, and equal.
@@ -216,6 +229,8 @@ func desiredPlan(out objects, in *intent, j *job, p plan, next uint16) {
 			{Name: "servers", Value: num(len(p.decision.Servers))},
 			{Name: "group", Value: num(j.groupAll())},
 			{Name: "next_epoch", Value: num(next)},
+			{Name: "quorum", Value: num(0)}, // every job is sync
+			{Name: "wait_us", Value: num(0)},
 		},
 	})
 }

@@ -11,13 +11,8 @@ import (
 	"xagg/wire"
 )
 
-const (
-	// floodGroup is the multicast group of all ports, for ARP requests.
-	floodGroup = 1
-	// serverRounds is the depth of a server lease in rounds: at least twice the rounds that a job may have under way,
-	// which is one (docs/protocol.md, "Server slots").
-	serverRounds = 2
-)
+// floodGroup is the multicast group of all ports, for ARP requests.
+const floodGroup = 1
 
 // intent is everything that is wanted: the configuration and the jobs. It is the only truth about the switch and the
 // servers. It knows no clock and no device; its methods change it or refuse, and never half of either.
@@ -35,7 +30,7 @@ type intent struct {
 
 // job is one incarnation of a job.
 type job struct {
-	spec    JobSpec
+	spec    JobSpec // complete
 	id      uint16
 	plan             // the one that rounds run under, or the newer one once nobody needs the older
 	change  *change  // nil = the plan does not change
@@ -58,9 +53,12 @@ type member struct {
 }
 
 // chunks returns the number of chunks of the job's largest vector.
-func (j *job) chunks() uint32 {
-	return (j.spec.MaxElems-1)/wire.MaxLanes + 1
-}
+func (j *job) chunks() uint32 { return chunksOf(j.spec.MaxElems) }
+
+func chunksOf(elems uint32) uint32 { return (elems-1)/wire.MaxLanes + 1 }
+
+// rounds returns the number of rounds that a server keeps of the job.
+func (j *job) rounds() uint32 { return uint32(j.spec.Consistency.rounds(j.spec.Depth)) }
 
 // ranks returns the mask of all ranks.
 func (j *job) ranks() uint64 { return 1<<uint(j.spec.Ranks) - 1 }
@@ -162,6 +160,7 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
+	spec = spec.complete()
 	if _, taken := in.jobs[spec.Name]; taken {
 		return nil, &existsError{spec.Name}
 	}
@@ -174,6 +173,9 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 		Job: spec.Name, Ranks: spec.Ranks, Servers: in.serverNames(), Slots: free,
 	})
 	if err != nil {
+		return nil, err
+	}
+	if err := spec.Consistency.allows(decision.Plan); err != nil {
 		return nil, err
 	}
 	j := &job{spec: spec, plan: plan{in.firstEpoch(), decision}}

@@ -43,7 +43,7 @@ var contract = p4rt.Contract{
 	Tables: []p4rt.TableContract{
 		{Name: tableJob, Match: widths{fieldJob: 16}, Actions: map[string]widths{actionKnown: {}}},
 		{Name: tablePlan, Match: widths{fieldJob: 16, fieldEpoch: 16}, Actions: map[string]widths{
-			actionSetPlan: {"expected": 64, "final": 8, "servers": 16, "group": 16, "next_epoch": 16},
+			actionSetPlan: {"expected": 64, "final": 8, "servers": 16, "group": 16, "next_epoch": 16, "quorum": 8, "wait_us": 32},
 		}},
 		{Name: tableMember, Match: widths{fieldJob: 16, fieldEpoch: 16, fieldRank: 8}, Actions: map[string]widths{
 			actionSummed:  {"port": 16, "ip": 32, "bit_": 64, "base": 32, "mask": 32},

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"xagg/policy"
 	"xagg/wire"
@@ -33,6 +34,8 @@ type rendezvous struct {
 	err   error    // stateAborted: why
 	odd   []uint32 // stateAborted: the ranks that caused it
 
+	since map[sightKey]time.Time // since when, at least, chunks are incomplete at the switch, as of the last look
+
 	ready chan struct{} // closed when the state becomes running
 	over  chan struct{} // closed when the state becomes finished or aborted
 }
@@ -42,6 +45,9 @@ type seat struct {
 	member member
 	digest string
 	epoch  uint16 // of the plan that it has begun a round under, as far as it has told; 0 = it has told nothing
+
+	heard   hearing  // what it has told of its progress
+	counted counting // its packets at the switch
 }
 
 func newRendezvous(j *job) *rendezvous {

@@ -66,8 +66,10 @@ func (s *service) Status(ctx context.Context, _ *api.StatusRequest) (*api.Status
 
 // CreateJob implements the API.
 func (s *service) CreateJob(_ context.Context, req *api.CreateJobRequest) (*api.Job, error) {
-	spec := JobSpec{Name: req.GetName(), Ranks: int(req.GetRanks()), MaxElems: req.GetMaxElems()}
-	spec.Policy = ruleOf(req.GetPolicy())
+	spec := JobSpec{
+		Name: req.GetName(), Ranks: int(req.GetRanks()), MaxElems: req.GetMaxElems(), Policy: ruleOf(req.GetPolicy()),
+		Consistency: consistencyOf(req.GetConsistency()), Depth: int(req.GetDepth()),
+	}
 	// Not the caller's context: a caller that goes away must not leave half a job.
 	job, err := s.c.createJob(s.ctx, spec)
 	if err != nil {
@@ -107,7 +109,8 @@ func (c *Controller) createJob(ctx context.Context, spec JobSpec) (*api.Job, err
 		}
 		return nil, fmt.Errorf("create job %q: %w", spec.Name, err)
 	}
-	c.log.Info("job created", "job", spec.Name, "id", id, "plan", j.decision.Explanation)
+	c.log.Info("job created", "job", spec.Name, "id", id, "consistency", j.spec.Consistency.String(), "depth", j.spec.Depth,
+		"plan", j.decision.Explanation)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.intent.jobs[spec.Name] != j {
@@ -292,6 +295,9 @@ func (c *Controller) readyEvent(meet *rendezvous) *api.Ready {
 		MaxChunks:  j.chunks(),
 		ServiceIp:  c.cfg.Service.IP.String(),
 		ServiceMac: c.cfg.Service.MAC.String(),
+
+		Consistency: j.spec.Consistency.proto(),
+		Depth:       uint32(j.spec.Depth),
 	}
 }
 
@@ -372,6 +378,8 @@ func (c *Controller) describe(j *job) *api.Job {
 		Joined:      meet.joined(),
 		Left:        meet.left,
 		State:       string(meet.state),
+		Consistency: j.spec.Consistency.proto(),
+		Depth:       uint32(j.spec.Depth),
 		Change:      describeChange(j.change, meet),
 	}
 	switch {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -50,6 +51,9 @@ func (c *Controller) steer(ctx context.Context, name string, rule policy.Static)
 	case same:
 	case meet.state == stateWaiting:
 		err = c.replace(ctx, j, meet, decision)
+	case j.spec.Consistency.Mode == ModeAsync:
+		// Its sums are no rounds that a change could come between.
+		err = &changeError{"it is async and runs; its plan can be changed before its ranks have joined"}
 	default:
 		err = c.change(ctx, j, meet, decision)
 	}
@@ -198,8 +202,14 @@ func (c *Controller) report(req *api.ReportRequest) error {
 		return status.Errorf(codes.FailedPrecondition, "job %q has id %d by now, not %d", j.spec.Name, j.id, req.GetId())
 	case int(req.GetRank()) >= len(meet.seats) || meet.seats[req.GetRank()] == nil:
 		return invalid("rank", "%d has not joined job %q", req.GetRank(), j.spec.Name)
-	case req.GetEpoch() != uint32(j.epoch) && req.GetEpoch() != uint32(j.newest()):
+	case req.GetEpoch() != 0 && req.GetEpoch() != uint32(j.epoch) && req.GetEpoch() != uint32(j.newest()):
 		return invalid("epoch", "%d is none of job %q, which is at %d", req.GetEpoch(), j.spec.Name, j.newest())
+	}
+	if p := req.GetProgress(); p != nil {
+		meet.seats[req.GetRank()].heard = hearing{p, time.Now()}
+	}
+	if req.GetEpoch() == 0 {
+		return nil
 	}
 	meet.reached(int(req.GetRank()), uint16(req.GetEpoch()))
 	c.log.Debug("rank reported", "job", j.spec.Name, "rank", req.GetRank(), "epoch", req.GetEpoch())

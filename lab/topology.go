@@ -33,6 +33,7 @@ type Topology struct {
 	ServiceMAC controller.MAC //
 	Workers    []Host         // rank r is Workers[r]
 	Servers    []Host
+	Others     []Host // that only talk through the switch
 }
 
 // Star returns the topology with the given number of workers (switch ports 1..64) and servers (ports 65..128), all in
@@ -57,6 +58,14 @@ func Star(workers, servers int) (Topology, error) {
 	return t, nil
 }
 
+// AddOther adds a host that takes no part in the aggregation, at a port beyond those of workers and servers, and returns
+// it.
+func (t *Topology) AddOther() Host {
+	h := host("h", len(t.Others), 2, MaxWorkers+MaxServers+1)
+	t.Others = append(t.Others, h)
+	return h
+}
+
 func host(prefix string, i int, net byte, firstPort int) Host {
 	return Host{
 		Name: fmt.Sprintf("%s%d", prefix, i),
@@ -75,6 +84,9 @@ func (t Topology) ControllerConfig(switchAddr string, agentAddrs []string, liste
 	cfg.Switch.CPUPort = CPUPort
 	cfg.Service = controller.Service{IP: t.ServiceIP, MAC: t.ServiceMAC}
 	for _, h := range t.Workers {
+		cfg.Hosts = append(cfg.Hosts, controller.Host{Name: h.Name, IP: h.IP, MAC: h.MAC, Port: h.Port})
+	}
+	for _, h := range t.Others {
 		cfg.Hosts = append(cfg.Hosts, controller.Host{Name: h.Name, IP: h.IP, MAC: h.MAC, Port: h.Port})
 	}
 	for i, h := range t.Servers {

@@ -39,11 +39,14 @@ const bit<4> WAIT = 5;
 const bit<4> NACK = 6;
 const bit<4> CTRL = 7;
 
-const bit<8> SHAPE_FLAGS = 8w1 | 8w16 | 8w128; // LAST, MODULAR, ASYNC
+const bit<8> LAST = 1;
 const bit<8> FORWARDED = 4;
 const bit<8> SATURATED = 8;
+const bit<8> MODULAR = 16;
+const bit<8> ASYNC = 128;
+const bit<8> SHAPE_FLAGS = LAST | MODULAR | ASYNC;
 
-// Why a packet is not summed. The numbers are wire.Reason's.
+// Why a packet is not summed. The numbers are wire.Reason's; those that only servers count are left out.
 const bit<8> SUMMED = 0;
 const bit<8> SHORT = 1;
 const bit<8> LENGTH = 2;
@@ -190,6 +193,8 @@ struct metadata_t {
     bit<16> group;         // multicast group of all ranks
     bit<16> cohort_group;
     bit<16> next_epoch;
+    bit<8>  quorum;        // not 0: a duplicate closes an open slot
+    bit<32> wait_us;       // whose first arrival is so long ago
     bit<16> server;        // the chunk's server
 
     // The member.
@@ -213,8 +218,9 @@ const bit<8> OPEN = 0;         // summed, more are to come
 const bit<8> CLOSED = 1;       // summed, the last one
 const bit<8> AGAIN_OPEN = 2;   // duplicate of a chunk that is still open
 const bit<8> AGAIN_CLOSED = 3; // duplicate of a chunk that is closed
-const bit<8> NEWER = 4;        // the slot has gone on
-const bit<8> OTHER_SHAPE = 5;
+const bit<8> FLUSHED = 4;      // duplicate that closed the chunk
+const bit<8> GONE_ON = 5;      // the slot is a newer chunk's, or closed without this contribution
+const bit<8> OTHER_SHAPE = 6;
 
 parser Parse(packet_in packet, out headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard_metadata) {
     state start {
@@ -323,7 +329,7 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
     register<bit<40>>(SLOTS) slot_form;  // elems, blocks, exponent, shape flags
     register<bit<64>>(SLOTS) slot_mask;  // contributors
     register<bit<64>>(SLOTS) slot_tag;   // tag0, tag1
-    register<bit<40>>(SLOTS) slot_marks; // amax, sticky flags, last rank, next_epoch
+    register<bit<48>>(SLOTS) slot_marks; // closed (0 or 1), amax, sticky flags, last rank, next_epoch
     register<bit<48>>(SLOTS) slot_first; // arrival of the first contribution, microseconds
     register<bit<48>>(SLOTS) slot_last;  // and of the last
     register<bit<32>>(SLOTS) slot_block; // last but one to last
@@ -334,12 +340,15 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
 
     action known() {}
 
-    action set_plan(bit<64> expected, bit<8> final, bit<16> servers, bit<16> group, bit<16> next_epoch) {
+    action set_plan(bit<64> expected, bit<8> final, bit<16> servers, bit<16> group, bit<16> next_epoch, bit<8> quorum,
+        bit<32> wait_us) {
         meta.expected = expected;
         meta.final = final;
         meta.servers = servers;
         meta.group = group;
         meta.next_epoch = next_epoch;
+        meta.quorum = quorum;
+        meta.wait_us = wait_us;
     }
 
     action summed(bit<16> port, bit<32> ip, bit<64> bit_, bit<32> base, bit<32> mask) {
@@ -417,8 +426,9 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
         meta.dest = TO_EVERYONE;
     }
 
-    // update is the whole of a slot's life: claim, add, close, recognise duplicates. It leaves its verdict in the
-    // metadata, and in the header what an answer needs: after CLOSED and AGAIN_CLOSED the slot's contents.
+    // update is the whole of a slot's life: claim, add, close, flush, recognise duplicates. It leaves its verdict in the
+    // metadata, and in the header what an answer needs: where the chunk is closed and the answer is its sum, the slot's
+    // contents.
     action update() {
         bit<32> i = meta.base + (hdr.x.seq & meta.mask);
         bit<48> now = standard_metadata.ingress_global_timestamp;
@@ -426,15 +436,26 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
         bit<64> place = hdr.x.round ++ hdr.x.chunk;
         bit<40> form = hdr.x.elems ++ hdr.x.blocks ++ hdr.x.exponent ++ (hdr.x.flags & SHAPE_FLAGS);
         bit<64> owner;
+        bit<64> slot_is_at;
+        bit<40> slot_looks;
+        bit<64> mask;
+        bit<48> marks;
         slot_owner.read(owner, i);
+        slot_place.read(slot_is_at, i);
+        slot_form.read(slot_looks, i);
+        slot_mask.read(mask, i);
+        slot_marks.read(marks, i);
+        bit<8> closed = marks[47:40];
         bit<32> behind = owner[31:0] - hdr.x.seq; // negative: the owner is older
         if (owner[63:32] != self[63:32] || behind[31:31] == 1) {
             // The lease is this job's and the half this epoch's, so whoever else owned the slot is dead; and the
             // sender of this seq holds the answer to the seq that the slot had before.
             meta.verdict = OPEN;
+            closed = 0;
             bit<16> announced = 0;
             if (meta.bit_ == meta.expected) {
                 meta.verdict = CLOSED;
+                closed = 1;
                 if (hdr.x.chunk == 0 && meta.final == 1) { // else a server announces
                     announced = meta.next_epoch;
                 }
@@ -444,7 +465,7 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
             slot_form.write(i, form);
             slot_mask.write(i, meta.bit_);
             slot_tag.write(i, hdr.x.tag0 ++ hdr.x.tag1);
-            slot_marks.write(i, hdr.x.amax ++ (hdr.x.flags & SATURATED) ++ hdr.x.rank ++ announced);
+            slot_marks.write(i, closed ++ hdr.x.amax ++ (hdr.x.flags & SATURATED) ++ hdr.x.rank ++ announced);
             slot_first.write(i, now);
             slot_last.write(i, now);
             slot_block.write(i, 0);
@@ -457,94 +478,97 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
             hdr.x.blocked_us = 0;
             hdr.x.next_epoch = announced;
         } else if (behind != 0) {
-            meta.verdict = NEWER;
+            meta.verdict = GONE_ON;
+        } else if (slot_is_at != place || slot_looks != form) {
+            meta.verdict = OTHER_SHAPE;
+        } else if (closed == 1 && mask & meta.bit_ == 0) {
+            meta.verdict = GONE_ON; // a flush did not wait for it
         } else {
-            bit<64> slot_is_at;
-            bit<40> slot_looks;
-            slot_place.read(slot_is_at, i);
-            slot_form.read(slot_looks, i);
-            if (slot_is_at != place || slot_looks != form) {
-                meta.verdict = OTHER_SHAPE;
+            bit<64> tag;
+            bit<48> first;
+            bit<48> last;
+            bit<32> blocked;
+            slot_tag.read(tag, i);
+            slot_first.read(first, i);
+            slot_last.read(last, i);
+            slot_block.read(blocked, i);
+            if (mask & meta.bit_ == 0) {
+                meta.verdict = OPEN;
+                mask = mask | meta.bit_;
+                tag = (tag[63:32] + hdr.x.tag0) ++ (tag[31:0] + hdr.x.tag1);
+                bit<8> amax = marks[39:32];
+                if (amax < hdr.x.amax) {
+                    amax = hdr.x.amax;
+                }
+                bit<16> announced = 0;
+                if (mask == meta.expected) {
+                    meta.verdict = CLOSED;
+                    closed = 1;
+                    if (hdr.x.chunk == 0 && meta.final == 1) { // else a server announces
+                        announced = meta.next_epoch;
+                    }
+                }
+                marks = closed ++ amax ++ (marks[31:24] | (hdr.x.flags & SATURATED)) ++ hdr.x.rank ++ announced;
+                blocked = (bit<32>)(now - last);
+                last = now;
+                slot_mask.write(i, mask);
+                slot_tag.write(i, tag);
+                slot_marks.write(i, marks);
+                slot_last.write(i, last);
+                slot_block.write(i, blocked);
+                bit<2048> sum;
+                if (hdr.b0.isValid()) {
+                    lanes0.read(sum, i);
+                    hdr.b0.lanes = ((sum & RESTS) + (hdr.b0.lanes & RESTS)) ^ ((sum ^ hdr.b0.lanes) & TOPS);
+                    lanes0.write(i, hdr.b0.lanes);
+                }
+                if (hdr.b1.isValid()) {
+                    lanes1.read(sum, i);
+                    hdr.b1.lanes = ((sum & RESTS) + (hdr.b1.lanes & RESTS)) ^ ((sum ^ hdr.b1.lanes) & TOPS);
+                    lanes1.write(i, hdr.b1.lanes);
+                }
+                if (hdr.b2.isValid()) {
+                    lanes2.read(sum, i);
+                    hdr.b2.lanes = ((sum & RESTS) + (hdr.b2.lanes & RESTS)) ^ ((sum ^ hdr.b2.lanes) & TOPS);
+                    lanes2.write(i, hdr.b2.lanes);
+                }
+                if (hdr.b3.isValid()) {
+                    lanes3.read(sum, i);
+                    hdr.b3.lanes = ((sum & RESTS) + (hdr.b3.lanes & RESTS)) ^ ((sum ^ hdr.b3.lanes) & TOPS);
+                    lanes3.write(i, hdr.b3.lanes);
+                }
             } else {
-                bit<64> mask;
-                bit<64> tag;
-                bit<40> marks;
-                bit<48> first;
-                bit<48> last;
-                bit<32> blocked;
-                slot_mask.read(mask, i);
-                slot_tag.read(tag, i);
-                slot_marks.read(marks, i);
-                slot_first.read(first, i);
-                slot_last.read(last, i);
-                slot_block.read(blocked, i);
-                if (mask & meta.bit_ == 0) {
-                    meta.verdict = OPEN;
-                    mask = mask | meta.bit_;
-                    tag = (tag[63:32] + hdr.x.tag0) ++ (tag[31:0] + hdr.x.tag1);
-                    bit<8> amax = marks[39:32];
-                    if (amax < hdr.x.amax) {
-                        amax = hdr.x.amax;
+                meta.verdict = AGAIN_CLOSED;
+                if (closed == 0) {
+                    meta.verdict = AGAIN_OPEN;
+                    // Only a server can finish what a flush leaves out.
+                    if (meta.quorum != 0 && meta.final == 0 && now - first >= (bit<48>)meta.wait_us) {
+                        meta.verdict = FLUSHED;
+                        marks = 8w1 ++ marks[39:0];
+                        slot_marks.write(i, marks);
                     }
-                    bit<16> announced = 0;
-                    if (mask == meta.expected) {
-                        meta.verdict = CLOSED;
-                        if (hdr.x.chunk == 0 && meta.final == 1) { // else a server announces
-                            announced = meta.next_epoch;
-                        }
-                    }
-                    marks = amax ++ (marks[31:24] | (hdr.x.flags & SATURATED)) ++ hdr.x.rank ++ announced;
-                    blocked = (bit<32>)(now - last);
-                    last = now;
-                    slot_mask.write(i, mask);
-                    slot_tag.write(i, tag);
-                    slot_marks.write(i, marks);
-                    slot_last.write(i, last);
-                    slot_block.write(i, blocked);
-                    bit<2048> sum;
-                    if (hdr.b0.isValid()) {
-                        lanes0.read(sum, i);
-                        hdr.b0.lanes = ((sum & RESTS) + (hdr.b0.lanes & RESTS)) ^ ((sum ^ hdr.b0.lanes) & TOPS);
-                        lanes0.write(i, hdr.b0.lanes);
-                    }
-                    if (hdr.b1.isValid()) {
-                        lanes1.read(sum, i);
-                        hdr.b1.lanes = ((sum & RESTS) + (hdr.b1.lanes & RESTS)) ^ ((sum ^ hdr.b1.lanes) & TOPS);
-                        lanes1.write(i, hdr.b1.lanes);
-                    }
-                    if (hdr.b2.isValid()) {
-                        lanes2.read(sum, i);
-                        hdr.b2.lanes = ((sum & RESTS) + (hdr.b2.lanes & RESTS)) ^ ((sum ^ hdr.b2.lanes) & TOPS);
-                        lanes2.write(i, hdr.b2.lanes);
-                    }
-                    if (hdr.b3.isValid()) {
-                        lanes3.read(sum, i);
-                        hdr.b3.lanes = ((sum & RESTS) + (hdr.b3.lanes & RESTS)) ^ ((sum ^ hdr.b3.lanes) & TOPS);
-                        lanes3.write(i, hdr.b3.lanes);
-                    }
-                } else if (mask == meta.expected) {
-                    meta.verdict = AGAIN_CLOSED;
+                }
+                if (meta.verdict == AGAIN_OPEN) {
+                    last = now; // a WAIT tells the time since the first arrival
+                    blocked = 0;
+                    tag = 0;
+                    marks = marks[47:32] ++ 8w0 ++ hdr.x.rank ++ 16w0;
+                } else {
                     if (hdr.b0.isValid()) { lanes0.read(hdr.b0.lanes, i); }
                     if (hdr.b1.isValid()) { lanes1.read(hdr.b1.lanes, i); }
                     if (hdr.b2.isValid()) { lanes2.read(hdr.b2.lanes, i); }
                     if (hdr.b3.isValid()) { lanes3.read(hdr.b3.lanes, i); }
-                } else {
-                    meta.verdict = AGAIN_OPEN;
-                    last = now; // a WAIT tells the time since the first arrival
-                    blocked = 0;
-                    tag = 0;
-                    marks = marks[39:32] ++ 8w0 ++ hdr.x.rank ++ 16w0;
                 }
-                hdr.x.flags = (hdr.x.flags & SHAPE_FLAGS) | marks[31:24];
-                hdr.x.rank = marks[23:16];
-                hdr.x.amax = marks[39:32];
-                hdr.x.next_epoch = marks[15:0];
-                hdr.x.contributors = mask;
-                hdr.x.tag0 = tag[63:32];
-                hdr.x.tag1 = tag[31:0];
-                hdr.x.spread_us = (bit<32>)(last - first);
-                hdr.x.blocked_us = blocked;
             }
+            hdr.x.flags = (hdr.x.flags & SHAPE_FLAGS) | marks[31:24];
+            hdr.x.rank = marks[23:16];
+            hdr.x.amax = marks[39:32];
+            hdr.x.next_epoch = marks[15:0];
+            hdr.x.contributors = mask;
+            hdr.x.tag0 = tag[63:32];
+            hdr.x.tag1 = tag[31:0];
+            hdr.x.spread_us = (bit<32>)(last - first);
+            hdr.x.blocked_us = blocked;
         }
     }
 
@@ -555,7 +579,7 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
         bit<64> place;
         bit<40> form;
         bit<64> tag;
-        bit<40> marks;
+        bit<48> marks;
         bit<48> first;
         bit<48> last;
         slot_owner.read(owner, i);
@@ -580,6 +604,7 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
         hdr.x.amax = marks[39:32];
         hdr.x.rank = marks[23:16];
         hdr.x.next_epoch = marks[15:0];
+        hdr.x.reason = marks[47:40];
         hdr.x.spread_us = (bit<32>)(last - first);
         hdr.udp.checksum = 0;
         if (hdr.b0.isValid()) { lanes0.read(hdr.b0.lanes, i); }
@@ -746,11 +771,13 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
                     meta.reason = STEERED;
                     meta.dest = TO_SERVER;
                     hdr.x.flags = hdr.x.flags | FORWARDED;
+                } else if (hdr.x.flags & ASYNC != 0) {
+                    refuse(BAD_SHAPE); // the running sums are the servers'
                 } else {
                     update();
                     if (meta.verdict == OTHER_SHAPE) {
                         refuse(BAD_SHAPE);
-                    } else if (meta.verdict == NEWER) {
+                    } else if (meta.verdict == GONE_ON) {
                         if (meta.servers == 0) {
                             refuse(STALE);
                         } else {
@@ -760,7 +787,7 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
                         }
                     } else {
                         meta.reason = SUMMED;
-                        if (meta.verdict == AGAIN_OPEN || meta.verdict == AGAIN_CLOSED) {
+                        if (meta.verdict == AGAIN_OPEN || meta.verdict == AGAIN_CLOSED || meta.verdict == FLUSHED) {
                             meta.reason = DUPLICATE;
                         }
                         hdr.x.reason = 0;

@@ -174,7 +174,7 @@ func TestNames(t *testing.T) {
 		seen[name] = true
 	}
 	for s, want := range map[string]string{
-		Reason(NumReasons).String(): "reason_23", Reason(255).String(): "reason_255", ReasonReturned.String(): "returned",
+		Reason(NumReasons).String(): "reason_26", Reason(255).String(): "reason_255", ReasonReturned.String(): "returned",
 		TypeGrad.String(): "GRAD", TypeCtrl.String(): "CTRL", Type(8).String(): "8",
 		workerAddr(1).String(): "10.77.0.2:40000 (02:78:61:00:00:02)",
 	} {

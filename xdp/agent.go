@@ -286,6 +286,9 @@ func planOf(req *api.ServerPlan) (plan Plan, err error) {
 		return plan, invalid("next_epoch", "is %d, want 0..65535", req.NextEpoch)
 	}
 	plan.NextEpoch = uint16(req.NextEpoch)
+	if err = plan.setConsistency(req); err != nil {
+		return plan, err
+	}
 	if plan.ServiceIP, err = netip.ParseAddr(req.ServiceIp); err != nil || !plan.ServiceIP.Is4() {
 		return plan, invalid("service_ip", "is %q, want an IPv4 address", req.ServiceIp)
 	}
@@ -304,4 +307,26 @@ func requestOf(p Plan) *api.ServerPlan {
 		NextEpoch: uint32(p.NextEpoch), ServiceIp: p.ServiceIP.String(), ServiceMac: net.HardwareAddr(p.ServiceMAC[:]).String(),
 		Quorum: p.Quorum, WaitUs: p.WaitUs, Async: p.Async, Staleness: p.Staleness,
 	}
+}
+
+// setConsistency checks and takes over what closes a chunk, or what a running sum needs. Ranks and rounds are there.
+func (plan *Plan) setConsistency(req *api.ServerPlan) error {
+	ranks := bits.OnesCount64(plan.Ranks)
+	switch {
+	case req.Quorum > uint32(ranks):
+		return invalid("quorum", "is %d, want at most the number of ranks, %d", req.Quorum, ranks)
+	case req.Quorum == 0 && req.WaitUs != 0:
+		return invalid("wait_us", "is %d, but without a quorum a chunk waits for all ranks", req.WaitUs)
+	case !req.Async && req.Staleness != 0:
+		return invalid("staleness", "is %d, but the plan is not async", req.Staleness)
+	case req.Async && req.Quorum != 0:
+		return invalid("quorum", "is %d, but in an async plan no chunk closes", req.Quorum)
+	case req.Async && plan.Lease.Rounds != asyncRounds:
+		return invalid("rounds", "is %d, want %d in an async plan: sums, clocks and two rounds of scouts", req.Rounds, asyncRounds)
+	// A worker divides a lane's range by the contributions that may come between two of its own.
+	case uint64(ranks)*(2*uint64(req.Staleness)+3) > math.MaxInt32:
+		return invalid("staleness", "is %d, which leaves %d ranks no range for their values; want less", req.Staleness, ranks)
+	}
+	plan.Quorum, plan.WaitUs, plan.Async, plan.Staleness = req.Quorum, req.WaitUs, req.Async, req.Staleness
+	return nil
 }

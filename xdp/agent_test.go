@@ -3,6 +3,7 @@ package xdp
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"strings"
@@ -45,6 +46,12 @@ func TestInstallRefuses(t *testing.T) {
 		{"service address", func(p *api.ServerPlan) { p.ServiceIp = "::1" }, codes.InvalidArgument, `service_ip: is "::1"`},
 		{"service MAC", func(p *api.ServerPlan) { p.ServiceMac = "02:78" }, codes.InvalidArgument, `service_mac: is "02:78"`},
 		{"long service MAC", func(p *api.ServerPlan) { p.ServiceMac = "02:78:61:00:ff:fe:00:01" }, codes.InvalidArgument, "service_mac"},
+		{"quorum of more than all", func(p *api.ServerPlan) { p.Quorum = 3 }, codes.InvalidArgument, "quorum: is 3, want at most the number of ranks, 2"},
+		{"wait for all", func(p *api.ServerPlan) { p.WaitUs = 5 }, codes.InvalidArgument, "wait_us: is 5, but without a quorum"},
+		{"staleness of a sync job", func(p *api.ServerPlan) { p.Staleness = 1 }, codes.InvalidArgument, "staleness: is 1, but the plan is not async"},
+		{"async quorum", func(p *api.ServerPlan) { p.Async, p.Rounds, p.Quorum = true, 4, 1 }, codes.InvalidArgument, "quorum: is 1, but in an async plan"},
+		{"async rounds", func(p *api.ServerPlan) { p.Async = true }, codes.InvalidArgument, "rounds: is 2, want 4 in an async plan"},
+		{"no range for values", func(p *api.ServerPlan) { p.Async, p.Rounds, p.Staleness = true, 4, 1<<29 }, codes.InvalidArgument, "staleness: is 536870912, which leaves 2 ranks no range"},
 		{"other chunks", func(p *api.ServerPlan) { p.Job, p.Chunks = 1, 11 }, codes.InvalidArgument, "chunks: is 11, but the lease of job 1 has 10"},
 		{"other rounds", func(p *api.ServerPlan) { p.Job, p.Rounds = 1, 2 }, codes.InvalidArgument, "rounds: is 2, but the lease of job 1 has 4"},
 		{"too much", func(p *api.ServerPlan) { p.Chunks = 31 }, codes.ResourceExhausted, "62 slots to job 2: 60 of 100 are free, 60 in one piece"},
@@ -61,6 +68,27 @@ func TestInstallRefuses(t *testing.T) {
 				t.Errorf("%d slots are free after a refusal, want 60", info.SlotsFree)
 			}
 		})
+	}
+}
+
+// TestInstallConsistency checks that a plan's consistency reaches the store.
+func TestInstallConsistency(t *testing.T) {
+	for name, want := range map[string]Plan{
+		"sync":   {},
+		"quorum": {Quorum: 2, WaitUs: math.MaxUint32},
+		"async":  {Async: true, Staleness: 1<<29 - 2},
+	} {
+		store := NewMemory(100)
+		req := planRequest(2, 1, 10, 4)
+		req.Quorum, req.WaitUs, req.Async, req.Staleness = want.Quorum, want.WaitUs, want.Async, want.Staleness
+		if _, err := NewAgent("s0", "", store).Install(t.Context(), req); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		got := store.plans[planKey{2, 1}]
+		if got.Quorum != want.Quorum || got.WaitUs != want.WaitUs || got.Async != want.Async || got.Staleness != want.Staleness {
+			t.Errorf("%s: installed %+v", name, got)
+		}
 	}
 }
 

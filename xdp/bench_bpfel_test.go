@@ -26,7 +26,12 @@ type benchPlan struct {
 		Part [3]uint16
 	}
 	NextEpoch uint16
-	_         [4]byte
+	Quorum    uint32
+	WaitNs    uint64
+	Async     uint32
+	Sums      uint32
+	Staleness uint32
+	Unused    uint32
 }
 
 type benchRankStats struct {
@@ -54,7 +59,8 @@ type benchSlot struct {
 	Amax       uint8
 	Rank       uint8
 	NextEpoch  uint16
-	Unused     uint16
+	Closed     uint8
+	Unused     uint8
 	Mask       uint64
 	Tag        [2]uint32
 	FirstNs    uint64

@@ -13,11 +13,11 @@ import (
 //	go test ./xdp -run NONE -fuzz FuzzFrame -fuzzminimizetime 1x
 func FuzzFrame(f *testing.F) {
 	require.Have(f, require.XDP)
-	tr := newTrace(1, testPlans())
+	tr := newTrace(1, testPlans(1))
 	for range 200 {
 		f.Add(tr.next())
 	}
-	server := load(f, 16)
+	server := load(f, testSlots)
 	for _, plan := range tr.plans {
 		if err := server.Install(plan); err != nil {
 			f.Fatal(err)
@@ -28,7 +28,7 @@ func FuzzFrame(f *testing.F) {
 		if len(frame) < 14 || len(frame) > 2000 { // PROG_RUN refuses less than an Ethernet header, links more than 1,514
 			t.Skip()
 		}
-		memory := NewMemory(16)
+		memory := NewMemory(testSlots)
 		for i := range memory.slots {
 			if err := server.objects.Arena.Put(i, xaggSlot{}); err != nil {
 				t.Fatal(err)

@@ -11,6 +11,7 @@ typedef signed short __s16;
 typedef unsigned int __u32;
 typedef signed int __s32;
 typedef unsigned long long __u64;
+typedef signed long long __s64;
 
 struct xdp_md {
 	__u32 data;
@@ -50,6 +51,8 @@ static long (*const bpf_spin_unlock)(struct bpf_spin_lock *lock) = (void *)94;
 
 #define SEC(name) __attribute__((section(name), used))
 #define __always_inline inline __attribute__((always_inline))
+#define __noinline __attribute__((noinline))
+#define fallthrough __attribute__((fallthrough))
 
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)

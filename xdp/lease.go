@@ -8,6 +8,9 @@ import (
 // MaxJobs is the number of jobs that a server can have leases for at a time.
 const MaxJobs = 64
 
+// asyncRounds is how many rounds the lease of an async job has: one of running sums, one of their clocks, and two of scouts.
+const asyncRounds = 4
+
 // Lease is a range of slots that belongs to one job: rounds x chunks of them from Base on. All epochs of the job share
 // it, since an owner (job, epoch, round) is part of every slot.
 type Lease struct {

@@ -150,6 +150,11 @@ func (s *Server) put(p Plan) error {
 	entry := xaggPlan{
 		Ranks: p.Ranks, Base: p.Lease.Base, Chunks: p.Lease.Chunks, RoundsMask: p.Lease.Rounds - 1, Index: p.Lease.Index,
 		ServiceIp: binary.NativeEndian.Uint32(ip[:]), NextEpoch: p.NextEpoch,
+		Quorum: p.Quorum, WaitNs: uint64(p.WaitUs) * 1000, Staleness: p.Staleness,
+	}
+	if p.Async { // sums, their clocks, and two rounds of scouts
+		entry.Async, entry.Sums = 1, p.Lease.Base
+		entry.Base, entry.RoundsMask = p.Lease.Base+2*p.Lease.Chunks, 1
 	}
 	for i := range entry.ServiceMac.Part {
 		entry.ServiceMac.Part[i] = binary.NativeEndian.Uint16(p.ServiceMAC[2*i:])

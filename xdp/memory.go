@@ -98,6 +98,7 @@ func (m *Memory) Install(p Plan) error {
 	err := m.server.Install(agg.ServerPlan{
 		Job: p.Job, Epoch: p.Epoch, Ranks: p.Ranks, NextEpoch: p.NextEpoch,
 		Base: p.Lease.Base, Chunks: p.Lease.Chunks, Rounds: p.Lease.Rounds,
+		Quorum: p.Quorum, WaitUs: p.WaitUs, Async: p.Async, Staleness: p.Staleness,
 	})
 	if err != nil {
 		return fmt.Errorf("install plan of job %d epoch %d: %w", p.Job, p.Epoch, err)

@@ -9,26 +9,34 @@
 // Numbers in slots and plans are in host order, packets in network order. One lock per slot makes a contribution's bit
 // and its lanes one step, so that whoever completes the mask holds the complete sum, whichever processors the other
 // contributions arrived at. Answers are read from the slot under the same lock: a closed slot does not change until its
-// next owner claims it, but that may happen at any time after.
+// next owner claims it, but that may happen at any time after. A running sum of an async plan has two slots, the second
+// of which is only touched under the lock of the first.
 #include "wire.h"
 
 // One epoch of a job. The agent replaces a plan as a whole, and waits until no processor can still use the old one.
 struct plan {
 	__u64 ranks;       // mask of all ranks
-	__u32 base;        // first slot of the job's lease
+	__u32 base;        // first slot of the rounds: the lease's, or in an async plan that of its scouts
 	__u32 chunks;      // per round
 	__u32 rounds_mask; // number of rounds, a power of two, less one
 	__u32 index;       // of the job's statistics
 	__u32 service_ip;  // network order
 	struct mac service_mac;
 	__u16 next_epoch; // armed, or 0
+	__u32 quorum;     // ranks that are enough to close a chunk; 0: all have to be in
+	__u64 wait_ns;    // ... when its first arrival is so long ago
+	__u32 async;      // whether there are running sums
+	__u32 sums;       // ... in the slots from here on, one a chunk; their clocks follow, one slot a chunk
+	__u32 staleness;  // ... contributions that a rank may be ahead of the slowest
+	__u32 unused;
 };
 
+// A chunk of a round, or a running sum, or (in its lanes, by rank) the clocks of a running sum.
 struct slot {
 	struct bpf_spin_lock lock;
 	__u16 job;
 	__u16 epoch; // 0: never used
-	__u32 round;
+	__u32 round; // of a running sum: how many contributions were added, modulo 2^32
 	__u16 elems;
 	__u8 blocks;
 	__s8 exponent;
@@ -37,8 +45,9 @@ struct slot {
 	__u8 amax;
 	__u8 rank; // of the last contributor
 	__u16 next_epoch;
-	__u16 unused;
-	__u64 mask;
+	__u8 closed; // stays until the slot is claimed
+	__u8 unused;
+	__u64 mask; // not of a running sum
 	__u32 tag[2];
 	__u64 first_ns, previous_ns, last_ns; // arrivals: the first, the last but one, the last
 	__u32 lanes[MAX_LANES];
@@ -155,6 +164,7 @@ enum pass {
 	PASS_ADD,   // slot += packet
 	PASS_UNDO,  // slot -= packet
 	PASS_READ,  // packet = slot
+	PASS_BOTH,  // packet = slot += packet
 };
 
 // One pass over the lanes. It returns their sum for the UDP checksum as they were in the packet. The loop over the
@@ -172,7 +182,9 @@ static __always_inline __u64 over_lanes(enum pass pass, __u32 blocks, const stru
 #pragma unroll
 		for (int i = 0; i < BLOCK_LANES; i++) {
 			__u32 word = lane[i];
-			if (pass == PASS_READ) {
+			if (pass == PASS_READ || pass == PASS_BOTH) {
+				if (pass == PASS_BOTH)
+					at[i] += swap32(word);
 				lane[i] = swap32(at[i]);
 				continue;
 			}
@@ -188,6 +200,13 @@ static __always_inline __u64 over_lanes(enum pass pass, __u32 blocks, const stru
 		}
 	}
 	return sum;
+}
+
+// Zeroes n lanes, an even number. (A plain loop would become a call of memset, which there is not.)
+static __always_inline void clear(__u32 *lanes, int n)
+{
+	for (int i = 0; i < n; i += 2)
+		*(volatile __u64 *)(lanes + i) = 0;
 }
 
 static __always_inline int ipv4_ok(const struct ipv4_header *ip)
@@ -223,17 +242,38 @@ static __always_inline void copy_mac(void *to, const void *from)
 #define XAGG_SHRINK(ctx, bytes) bpf_xdp_adjust_tail(ctx, -(int)(bytes))
 #endif
 
-// Sends a frame whose header is an answer back out, cut to the answer's blocks: to the service where the plan is given,
-// else to the sender. Addresses and ports are swapped.
-static __always_inline int reply(struct xdp_md *ctx, const struct frame *f, __u32 blocks, const struct plan *service)
+// What an answer has of its own, besides the fields that come from a slot and are written under its lock.
+struct answer {
+	__u32 type;
+	__u32 flags;
+	__u32 blocks;
+	__u32 tag0, tag1;
+	__u32 spread_us, blocked_us;
+	__u32 next_epoch;
+	__u32 reason;
+	const struct plan *service; // where it goes; 0: to the sender
+};
+
+// Turns a question into its answer and sends it back out, cut to the answer's blocks. Addresses and ports are swapped.
+static __always_inline int reply(struct xdp_md *ctx, const struct frame *f, const struct answer *a)
 {
+	const struct plan *service = a->service;
+	__u32 blocks = a->blocks;
 	__u32 surplus = (f->x->blocks - blocks) * BLOCK_LANES * 4;
 	__u32 len = sizeof(*f->udp) + sizeof(*f->x) + blocks * BLOCK_LANES * 4;
 	__u32 src = f->ip->dst, dst = f->ip->src;
 	__u32 *ip = (void *)f->ip, *udp = (void *)f->udp;
 	struct mac mac;
 
+	f->x->version_type = XAGG_VERSION << 4 | a->type;
+	f->x->flags = a->flags;
 	f->x->blocks = blocks;
+	f->x->tag[0] = swap32(a->tag0);
+	f->x->tag[1] = swap32(a->tag1);
+	f->x->spread_us = swap32(a->spread_us);
+	f->x->blocked_us = swap32(a->blocked_us);
+	f->x->next_epoch = swap16(a->next_epoch);
+	f->x->reason = a->reason;
 	udp[0] = udp[0] << 16 | udp[0] >> 16;
 	udp[1] = swap16(len); // and no checksum
 	copy_mac(&mac, &f->eth->src);
@@ -302,14 +342,22 @@ static __always_inline __u32 admit(const struct frame *f, __u32 job, const struc
 		return REASON_TAG;
 	if (swap32(f->x->chunk) >= plan->chunks)
 		return REASON_RANGE;
+	if (f->x->flags & FLAG_ASYNC && (type != TYPE_GRAD || !plan->async))
+		return REASON_SHAPE;
 	return REASON_NONE;
+}
+
+// Whether a packet has the shape of the slot that it belongs to.
+static __always_inline int fits(const struct slot *s, const struct xagg_header *x, __u32 shape)
+{
+	return s->elems == swap16(x->elems) && s->blocks == x->blocks && s->exponent == x->exponent && s->shape == shape;
 }
 
 // What a packet is to a slot: the rows of the protocol's table.
 enum step { CLAIM, ADD, CLOSED, KNOWN, REFUSED };
 
-static __always_inline enum step step_of(const struct slot *s, __u32 job, __u32 epoch, __u32 round, __u32 shape,
-					 const struct xagg_header *x, __u64 bits, __u64 all, __u32 *reason)
+static __always_inline enum step step_of(const struct plan *plan, const struct slot *s, __u32 job, __u32 epoch, __u32 round,
+					 __u32 shape, const struct xagg_header *x, __u64 bits, __u32 *reason)
 {
 	__s32 order = s->round - round;
 	if (!order)
@@ -320,18 +368,154 @@ static __always_inline enum step step_of(const struct slot *s, __u32 job, __u32 
 		*reason = REASON_STALE;
 		return REFUSED;
 	}
-	if (s->elems != swap16(x->elems) || s->blocks != x->blocks || s->exponent != x->exponent || s->shape != shape) {
+	if (!fits(s, x, shape)) {
 		*reason = REASON_SHAPE;
 		return REFUSED;
 	}
+	if (s->closed) {
+		*reason = bits & ~s->mask ? REASON_LATE : REASON_DUPLICATE;
+		return CLOSED;
+	}
 	if (!(s->mask & bits))
 		return ADD;
-	if (bits & ~s->mask) {
+	// In quorum a rank that came after a flush may claim the switch's slot while the PARTIAL is still on its way; then the
+	// PARTIAL's ranks come by themselves.
+	if (bits & ~s->mask && !plan->quorum) {
 		*reason = REASON_OVERLAP;
 		return REFUSED;
 	}
 	*reason = REASON_DUPLICATE;
-	return s->mask == all ? CLOSED : KNOWN;
+	return KNOWN;
+}
+
+static __always_inline __u32 ones(__u64 x)
+{
+	x -= x >> 1 & 0x5555555555555555;
+	x = (x & 0x3333333333333333) + (x >> 2 & 0x3333333333333333);
+	x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0f;
+	return x * 0x0101010101010101 >> 56;
+}
+
+// Whether an open slot closes now.
+static __always_inline int closes(const struct plan *plan, const struct slot *s, __u64 now)
+{
+	if (s->mask == plan->ranks)
+		return 1;
+	return unlikely(plan->quorum) && now - s->first_ns >= plan->wait_ns && ones(s->mask) >= plan->quorum;
+}
+
+// The rows of the protocol's section "Async", for a contribution that may come to the plan's running sums. It is a
+// function of its own so that it takes no registers and no stack away from the ordinary ones.
+static __noinline int add_to_running_sum(struct xdp_md *ctx, const struct plan *plan)
+{
+	const struct frame frame = frame_of(ctx), *f = &frame;
+	struct xagg_header *x = f->x;
+	if ((const void *)f->lanes > f->end) // the caller has looked, but the verifier wants to see it
+		return XDP_ABORTED;
+	if (!udp_ok(f, udp_sum(f) + over_lanes(PASS_SUM, x->blocks, f, 0))) {
+		count(REASON_CHECKSUM);
+		return XDP_DROP;
+	}
+	__u32 key = swap32(*(const __u32 *)&x->job), job = key >> 16, epoch = key & 0xffff;
+	__u32 rank = x->rank & (MAX_RANKS - 1), blocks = x->blocks, round = swap32(x->round), chunk = swap32(x->chunk);
+	__u32 shape = x->flags & SHAPE_FLAGS;
+	__u32 tag0 = swap32(x->tag[0]), tag1 = swap32(x->tag[1]);
+	__u32 reason = REASON_NONE;
+	struct answer a = {.type = TYPE_RESULT, .flags = shape, .blocks = blocks};
+	__u64 near = 0, ahead = 0; // ranks with clock + staleness >= round, and with clock > round, in serial-number order
+	__u64 now = bpf_ktime_get_ns(); // no helper may be called under the lock
+
+	__u32 index = plan->sums + chunk, second = index + plan->chunks;
+	struct slot *s = bpf_map_lookup_elem(&arena, &index), *clocks = bpf_map_lookup_elem(&arena, &second);
+	if (!s || !clocks) { // a plan beyond the arena: the agent does not install it
+		count(REASON_RANGE);
+		return XDP_DROP;
+	}
+
+	bpf_spin_lock(&s->lock);
+	if (s->job != job || s->epoch != epoch) {
+		s->job = job;
+		s->epoch = epoch;
+		s->round = 0;
+		s->elems = swap16(x->elems);
+		s->blocks = blocks;
+		s->exponent = x->exponent;
+		s->shape = shape;
+		s->sticky = s->amax = s->rank = 0;
+		s->next_epoch = s->closed = 0;
+		s->mask = 0;
+		s->tag[0] = s->tag[1] = 0;
+		s->first_ns = s->previous_ns = s->last_ns = now;
+		clear(s->lanes, MAX_LANES);
+		clear(clocks->lanes, MAX_RANKS);
+	}
+	for (__u32 r = 0; r < MAX_RANKS; r++) {
+		__s64 behind = (__s32)(round - clocks->lanes[r]);
+		near |= (__u64)(behind <= plan->staleness) << r;
+		ahead |= (__u64)(behind < 0) << r;
+	}
+	__s32 early = round - clocks->lanes[rank];
+	if (!fits(s, x, shape))
+		reason = REASON_SHAPE;
+	else if (early)
+		reason = early == -1 ? REASON_DUPLICATE : early < -1 ? REASON_STALE : REASON_CLOCK;
+	else if (plan->ranks & ~near)
+		reason = REASON_HELD;
+	if (reason == REASON_NONE) {
+		clocks->lanes[rank] = round + 1;
+		ahead |= 1ULL << rank;
+		s->round++;
+		s->sticky |= x->flags & STICKY_FLAGS;
+		if (s->amax < x->amax)
+			s->amax = x->amax;
+		s->rank = rank;
+		tag0 += s->tag[0];
+		tag1 += s->tag[1];
+		s->tag[0] = tag0 >= XAGG_TAG_P ? tag0 - XAGG_TAG_P : tag0;
+		s->tag[1] = tag1 >= XAGG_TAG_P ? tag1 - XAGG_TAG_P : tag1;
+		s->previous_ns = s->last_ns;
+		if (s->last_ns < now) // processors may take the lock in another order than the time
+			s->last_ns = now;
+		over_lanes(PASS_BOTH, blocks, f, s->lanes);
+	} else if (reason == REASON_DUPLICATE) {
+		over_lanes(PASS_READ, blocks, f, s->lanes);
+	}
+	if (reason == REASON_NONE || reason == REASON_DUPLICATE) {
+		x->seq = swap32(s->round);
+		x->rank = s->rank;
+		x->amax = s->amax;
+		x->contributors = swap64(ahead & plan->ranks);
+		a.flags |= s->sticky | FLAG_SERVER;
+		a.tag0 = s->tag[0];
+		a.tag1 = s->tag[1];
+	} else if (reason == REASON_HELD) {
+		x->amax = s->amax;
+		x->contributors = swap64(near & plan->ranks);
+	}
+	bpf_spin_unlock(&s->lock);
+
+	count(reason);
+	switch (reason) {
+	case REASON_NONE:
+		count_lag(plan, rank, 0); // a running sum has no first arrival to be behind
+		fallthrough;
+	case REASON_DUPLICATE:
+		a.next_epoch = chunk ? 0 : plan->next_epoch;
+		break;
+	case REASON_HELD:
+		a.type = TYPE_WAIT;
+		a.blocks = 0;
+		break;
+	case REASON_STALE:
+		return XDP_DROP;
+	default:
+		a.type = TYPE_NACK;
+		a.blocks = 0;
+		a.tag0 = tag0;
+		a.tag1 = tag1;
+		a.reason = reason;
+	}
+	return reply(ctx, f, &a);
 }
 
 static __always_inline int aggregate(struct xdp_md *ctx)
@@ -360,24 +544,26 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 	__u64 sum = udp_sum(f); // the lanes' part is added by the first pass over them
 	int good;
 
-	// The answer, as far as it is not the question's.
-	__u32 answer = TYPE_ACK, flags = shape, answer_blocks = 0, spread_us = 0, blocked_us = 0, next_epoch = 0;
-	const struct plan *service = 0;
-
+	struct answer a = {.type = TYPE_ACK, .flags = shape};
 	const struct plan *plan = bpf_map_lookup_elem(&plans, &key);
 	struct slot *s = 0;
+	enum step step = REFUSED;
 	reason = admit(f, job, plan, bits, tag0, tag1);
 	if (!reason && plan) {
+		if (unlikely(shape & FLAG_ASYNC))
+			return add_to_running_sum(ctx, plan);
 		__u32 index = plan->base + (round & plan->rounds_mask) * plan->chunks + chunk;
 		s = bpf_map_lookup_elem(&arena, &index);
 		if (!s) // a plan beyond the arena: the agent does not install it
 			reason = REASON_RANGE;
 	}
 	if (s && plan) {
-		__u64 all = plan->ranks, now = bpf_ktime_get_ns(), first; // no helper may be called under the lock
+		__u64 now = bpf_ktime_get_ns(), first; // no helper may be called under the lock
 
 		bpf_spin_lock(&s->lock);
-		enum step step = step_of(s, job, epoch, round, shape, x, bits, all, &reason);
+		step = step_of(plan, s, job, epoch, round, shape, x, bits, &reason);
+		if (step != CLAIM && now < s->last_ns) // processors may take the lock in another order than the time
+			now = s->last_ns;
 		// Most packets are added, and the lanes are read only once for it: a contribution whose checksum turns out to
 		// be wrong is taken out again before anybody can see it.
 		if (likely(step == ADD)) {
@@ -390,8 +576,6 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 		if (unlikely(!good))
 			step = REFUSED;
 		if (step == ADD) {
-			if (now < s->last_ns) // processors may take the lock in another order than the time
-				now = s->last_ns;
 			s->sticky |= sticky;
 			if (s->amax < x->amax)
 				s->amax = x->amax;
@@ -412,6 +596,7 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 			s->sticky = sticky;
 			s->amax = x->amax;
 			s->rank = rank;
+			s->closed = 0;
 			s->mask = bits;
 			s->tag[0] = tag0;
 			s->tag[1] = tag1;
@@ -420,32 +605,38 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 		}
 		first = s->first_ns;
 		if (step != REFUSED) {
+			if (step != CLOSED && closes(plan, s, now)) {
+				s->closed = 1;
+				s->next_epoch = chunk ? 0 : plan->next_epoch;
+				a.service = plan;
+			}
 			x->contributors = swap64(s->mask);
 			x->amax = s->amax;
 			tag0 = tag1 = 0;
-			if (s->mask == all) {
-				if (step != CLOSED)
-					s->next_epoch = chunk ? 0 : plan->next_epoch;
+			if (s->closed) {
 				now = s->last_ns;
-				answer = TYPE_RESULT;
-				answer_blocks = blocks;
-				flags |= s->sticky;
 				x->rank = s->rank;
 				tag0 = s->tag[0];
 				tag1 = s->tag[1];
-				next_epoch = s->next_epoch;
-				blocked_us = microseconds(now - s->previous_ns);
+				a.type = TYPE_RESULT;
+				a.flags |= s->sticky | FLAG_SERVER;
+				a.blocks = blocks;
+				a.next_epoch = s->next_epoch;
+				a.blocked_us = microseconds(now - s->previous_ns);
 				over_lanes(PASS_READ, blocks, f, s->lanes);
 			}
 		}
 		bpf_spin_unlock(&s->lock);
 
-		spread_us = microseconds(now > first ? now - first : 0);
+		if (step != REFUSED)
+			a.spread_us = microseconds(now - first);
+		if (reason == REASON_LATE)
+			a.flags |= FLAG_LATE;
 		if (good && !reason) {
 			if (type == TYPE_GRAD)
-				count_lag(plan, rank, spread_us);
-			if (type == TYPE_PARTIAL || answer == TYPE_RESULT)
-				service = plan;
+				count_lag(plan, rank, a.spread_us);
+			else
+				a.service = plan;
 		}
 	} else {
 		good = udp_ok(f, sum + over_lanes(PASS_SUM, blocks, f, 0));
@@ -455,20 +646,13 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 	count(reason);
 	if (!good || reason == REASON_TYPE)
 		return XDP_DROP;
-	x->reason = 0;
-	if (reason && reason != REASON_DUPLICATE) {
-		answer = TYPE_NACK;
-		x->reason = reason;
-		spread_us = 0;
+	if (step == REFUSED) {
+		a.type = TYPE_NACK;
+		a.reason = reason;
 	}
-	x->version_type = XAGG_VERSION << 4 | answer;
-	x->flags = flags;
-	x->tag[0] = swap32(tag0);
-	x->tag[1] = swap32(tag1);
-	x->spread_us = swap32(spread_us);
-	x->blocked_us = swap32(blocked_us);
-	x->next_epoch = swap16(next_epoch);
-	return reply(ctx, f, answer_blocks, service);
+	a.tag0 = tag0;
+	a.tag1 = tag1;
+	return reply(ctx, f, &a);
 }
 
 SEC("xdp")

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -51,19 +52,38 @@ const (
 	verdictTX   = 3
 )
 
-// testPlans are two jobs, one with two epochs, side by side in the arena.
-func testPlans() []Plan {
-	first := Lease{Base: 0, Chunks: 3, Rounds: 2, Index: 0}
-	second := Lease{Base: 7, Chunks: 2, Rounds: 4, Index: 5}
-	plan := func(job, epoch uint16, ranks uint64, lease Lease, next uint16) Plan {
-		return Plan{Job: job, Epoch: epoch, Ranks: ranks, Lease: lease, NextEpoch: next,
+// testSlots are as many as the leases of testPlans need.
+const testSlots = 29
+
+// testPlans are jobs of every consistency side by side in the arena, some with two epochs. The variant, 0 to 3, says how
+// many ranks make a quorum and how far ranks may be ahead.
+func testPlans(variant uint32) []Plan {
+	plan := func(job, epoch uint16, ranks uint64, lease Lease) Plan {
+		return Plan{Job: job, Epoch: epoch, Ranks: ranks, Lease: lease,
 			ServiceIP: netip.AddrFrom4(serviceAddr.IP), ServiceMAC: serviceAddr.MAC}
 	}
+	quorum := func(p Plan, waitUs uint32) Plan {
+		p.Quorum, p.WaitUs = variant+1, waitUs
+		return p
+	}
+	async := func(p Plan, next uint16) Plan {
+		p.Async, p.Staleness, p.NextEpoch = true, variant, next
+		return p
+	}
+	first := Lease{Base: 0, Chunks: 3, Rounds: 2, Index: 0}
+	second := Lease{Base: 7, Chunks: 2, Rounds: 4, Index: 5}
+	sums := Lease{Base: 21, Chunks: 2, Rounds: 4, Index: 8}
+	armed := plan(5, 1, 0b111, first)
+	armed.NextEpoch = 2
 	return []Plan{
-		plan(5, 1, 0b111, first, 2),
-		plan(5, 2, 0b111, first, 0),
-		plan(300, 65535, 1<<63|1<<40|1, second, 0),
-		plan(300, 1, 1<<63|1<<40|1, second, 0), // newer than 65535
+		armed,
+		plan(5, 2, 0b111, first),
+		plan(300, 65535, 1<<63|1<<40|1, second),
+		plan(300, 1, 1<<63|1<<40|1, second), // newer than 65535
+		quorum(plan(11, 1, 0b11111, Lease{Base: 15, Chunks: 1, Rounds: 4, Index: 6}), 0),
+		quorum(plan(12, 1, 1<<62|0b1111, Lease{Base: 19, Chunks: 1, Rounds: 2, Index: 7}), math.MaxUint32),
+		async(plan(13, 1, 1<<63|0b1111, sums), 0),
+		async(plan(13, 2, 1<<63|0b1111, sums), 3),
 	}
 }
 
@@ -71,22 +91,27 @@ func testPlans() []Plan {
 // damaged or wrong in any of the ways that have a reason.
 type trace struct {
 	*rand.Rand
-	plans []Plan
-	round uint32
+	plans  []Plan
+	round  uint32
+	shadow []shadow // what the slots hold by now
 }
 
 func newTrace(seed uint64, plans []Plan) *trace {
-	return &trace{rand.New(rand.NewPCG(seed, 0x78616767)), plans, 0xfffffff0} // the round's number wraps soon
+	return &trace{rand.New(rand.NewPCG(seed, 0x78616767)), plans, 0xfffffff0, // the round's number wraps soon
+		make([]shadow, testSlots)}
 }
 
 // shapes are numbers of valid lanes for every number of blocks.
 var shapes = []uint16{0, 1, 63, 64, 65, 128, 130, 192, 200, 256}
 
 func (t *trace) next() []byte {
-	if t.IntN(40) == 0 {
+	if t.IntN(80) == 0 {
 		t.round++
 	}
 	plan := t.plans[t.IntN(len(t.plans))]
+	if plan.Async && plan.Epoch == 1 && t.IntN(30) != 0 {
+		plan.Epoch = 2 // seldom the other one: each takes the running sums away from the other
+	}
 	p := t.contribution(plan)
 	src := workerAddr(p.Rank)
 	if p.Type == wire.TypePartial && t.IntN(2) == 0 {
@@ -102,7 +127,7 @@ func (t *trace) next() []byte {
 	if t.IntN(100) < 75 {
 		return frame()
 	}
-	switch t.IntN(22) {
+	switch t.IntN(23) {
 	case 0:
 		p.Job++
 	case 1:
@@ -152,6 +177,8 @@ func (t *trace) next() []byte {
 		other := serverAddr
 		other.Port++
 		return wire.AppendFrame(nil, src, other, p, true)
+	case 20:
+		p.Flags ^= wire.FlagAsync
 	default: // one bit wrong somewhere
 		b := frame()
 		i := t.IntN(len(b))
@@ -177,7 +204,7 @@ func (t *trace) contribution(plan Plan) *wire.Packet {
 	if p.Chunk == plan.Lease.Chunks-1 {
 		p.Flags |= wire.FlagLast
 	}
-	p.Flags |= []wire.Flags{0, wire.FlagResend, wire.FlagForwarded, wire.FlagSaturated}[t.IntN(4)]
+	p.Flags |= []wire.Flags{0, wire.FlagResend, wire.FlagForwarded, wire.FlagSaturated, wire.FlagLate, wire.FlagServer}[t.IntN(6)]
 	p.Amax = uint8(t.Uint32())
 	p.SpreadUs, p.BlockedUs, p.NextEpoch = t.Uint32(), t.Uint32(), uint16(t.Uint32())
 	for i := range p.Lanes[:p.Elems] {
@@ -189,8 +216,21 @@ func (t *trace) contribution(plan Plan) *wire.Packet {
 		}
 	}
 	p.Contributors = 1 << p.Rank
+	partials := 5 // one in so many
+	if plan.Async && t.IntN(4) != 0 {
+		p.Flags = p.Flags&^wire.ShapeFlags | wire.FlagAsync
+		p.Elems = shapes[(uint32(plan.Epoch)*7+p.Chunk*3)%uint32(len(shapes))]
+		p.Blocks = wire.BlocksFor(int(p.Elems))
+		clear(p.Lanes[p.Elems:])
+		p.Exponent = int8(plan.Epoch)
+		p.Round = t.clock(plan, p.Chunk, p.Rank)
+		if t.IntN(4) == 0 { // again, or too soon
+			p.Round += uint32(t.IntN(6)) - 4
+		}
+		partials = 50
+	}
 	p.Seal()
-	if t.IntN(5) == 0 {
+	if t.IntN(partials) == 0 {
 		p.Type = wire.TypePartial
 		p.Contributors |= plan.Ranks & t.Uint64()
 		p.Tag = [2]uint32{t.Uint32(), t.Uint32()}
@@ -198,10 +238,10 @@ func (t *trace) contribution(plan Plan) *wire.Packet {
 	return p
 }
 
-// shadow is what a slot must hold: the sum of what the reference counted as summed.
+// shadow is what a slot must hold: the sum of what the reference counted as summed, or the clocks of a running sum.
 type shadow struct {
 	job, epoch, rank uint16
-	round            uint32
+	round            uint32 // or the number of additions
 	mask             uint64
 	tag              [2]uint32
 	amax, sticky     uint8
@@ -209,11 +249,7 @@ type shadow struct {
 }
 
 func (s *shadow) add(p *wire.Packet) {
-	if s.job != p.Job || s.epoch != p.Epoch || s.round != p.Round {
-		*s = shadow{job: p.Job, epoch: p.Epoch, round: p.Round}
-	}
 	s.rank = uint16(p.Rank)
-	s.mask |= p.Contributors
 	s.tag[0] += p.Tag[0]
 	s.tag[1] += p.Tag[1]
 	s.amax = max(s.amax, p.Amax)
@@ -223,18 +259,62 @@ func (s *shadow) add(p *wire.Packet) {
 	}
 }
 
+// clock returns how many contributions of the rank are in the chunk's running sum.
+func (t *trace) clock(plan Plan, chunk uint32, rank uint8) uint32 {
+	sum := &t.shadow[plan.Lease.Base+chunk]
+	if sum.job != plan.Job || sum.epoch != plan.Epoch {
+		return 0
+	}
+	return t.shadow[plan.Lease.Base+plan.Lease.Chunks+chunk].lanes[rank]
+}
+
+// apply does to the shadow what a packet with that reason did to the slots.
+func (t *trace) apply(plan Plan, p *wire.Packet, reason wire.Reason) {
+	base, chunks := plan.Lease.Base+p.Chunk, plan.Lease.Chunks
+	if p.Flags&wire.FlagAsync == 0 {
+		round := p.Round % plan.Lease.Rounds
+		if plan.Async {
+			round = 2 + p.Round%2
+		}
+		if reason == wire.ReasonNone {
+			s := &t.shadow[base+round*chunks]
+			if s.job != p.Job || s.epoch != p.Epoch || s.round != p.Round {
+				*s = shadow{job: p.Job, epoch: p.Epoch, round: p.Round}
+			}
+			s.mask |= p.Contributors
+			s.add(p)
+		}
+		return
+	}
+	switch reason {
+	case wire.ReasonNone, wire.ReasonDuplicate, wire.ReasonStale, wire.ReasonClock:
+	default: // nothing that takes a running sum over
+		return
+	}
+	sum, clocks := &t.shadow[base], &t.shadow[base+chunks]
+	if sum.job != p.Job || sum.epoch != p.Epoch {
+		*sum, *clocks = shadow{job: p.Job, epoch: p.Epoch}, shadow{}
+	}
+	if reason == wire.ReasonNone {
+		sum.add(p)
+		sum.tag[0] %= wire.P
+		sum.tag[1] %= wire.P
+		sum.round++
+		clocks.lanes[p.Rank]++
+	}
+}
+
 // TestAgainstReference feeds the same frames to the XDP program and to the reference, and compares every verdict and
 // answer, and then the slots, the reasons and the statistics.
 func TestAgainstReference(t *testing.T) {
 	for seed := range uint64(4) {
-		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { compareWithReference(t, seed, 8000) })
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { compareWithReference(t, seed, 16000) })
 	}
 }
 
 func compareWithReference(t *testing.T, seed uint64, frames int) {
-	const slots = 16
-	server, memory := load(t, slots), NewMemory(slots)
-	plans := testPlans()
+	server, memory := load(t, testSlots), NewMemory(testSlots)
+	plans := testPlans(uint32(seed) % 4)
 	for _, plan := range plans {
 		for _, store := range []Store{server, memory} {
 			if err := store.Install(plan); err != nil {
@@ -242,13 +322,12 @@ func compareWithReference(t *testing.T, seed uint64, frames int) {
 			}
 		}
 	}
-	var want [slots]shadow
 	start, tr := time.Now(), newTrace(seed, slices.Clone(plans))
 	for i := range frames {
 		if i%200 == 199 { // arm another epoch
-			next := uint16(tr.IntN(4))
+			next, plan := uint16(tr.IntN(4)), tr.plans[[]int{1, 4, 7}[tr.IntN(3)]]
 			for _, store := range []Store{server, memory} {
-				if err := store.Arm(tr.plans[1].Job, tr.plans[1].Epoch, next); err != nil {
+				if err := store.Arm(plan.Job, plan.Epoch, next); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -268,15 +347,13 @@ func compareWithReference(t *testing.T, seed uint64, frames int) {
 			tr.plans[0].Job, tr.plans[1].Job = 7, 7
 		}
 		frame := tr.next()
-		before := memory.reasons[wire.ReasonNone]
+		before := memory.reasons
 		answer := memory.Handle(uint64(time.Since(start).Microseconds()), frame, nil)
-		if memory.reasons[wire.ReasonNone] != before {
-			var p wire.Packet
-			if err := p.Decode(frame[wire.FrameOverhead:]); err != nil {
-				t.Fatal(err)
+		var p wire.Packet
+		if _, _, err := wire.ParseFrame(frame, &p); err == nil {
+			if plan, ok := memory.plans[planKey{p.Job, p.Epoch}]; ok {
+				tr.apply(plan, &p, countedAs(before, memory.reasons))
 			}
-			lease := memory.plans[planKey{p.Job, p.Epoch}].Lease
-			want[lease.Base+p.Round%lease.Rounds*lease.Chunks+p.Chunk].add(&p)
 		}
 		verdict, got, err := server.objects.Xagg.Test(frame)
 		if err != nil {
@@ -287,10 +364,20 @@ func compareWithReference(t *testing.T, seed uint64, frames int) {
 			return
 		}
 	}
-	for i := range want {
-		compareSlot(t, server, uint32(i), &want[i])
+	for i := range tr.shadow {
+		compareSlot(t, server, uint32(i), &tr.shadow[i])
 	}
 	compareCounts(t, server, memory)
+}
+
+// countedAs returns the reason under which a packet was counted in between.
+func countedAs(before, after [wire.NumReasons]uint64) wire.Reason {
+	for r := range before {
+		if before[r] != after[r] {
+			return wire.Reason(r)
+		}
+	}
+	return wire.NumReasons
 }
 
 // expect compares one verdict and answer with the reference's.
@@ -334,7 +421,9 @@ func compareSlot(t *testing.T, server *Server, index uint32, want *shadow) {
 		t.Fatal(err)
 	}
 	got := shadow{s.Job, s.Epoch, uint16(s.Rank), s.Round, s.Mask, s.Tag, s.Amax, s.Sticky, s.Lanes}
-	clear(got.lanes[int(s.Blocks)*wire.BlockLanes:]) // of an earlier owner
+	if s.Epoch != 0 { // else clocks, or never used
+		clear(got.lanes[int(s.Blocks)*wire.BlockLanes:]) // of an earlier owner
+	}
 	if got != *want {
 		t.Errorf("slot %d: (-want +got)\n%s", index, cmp.Diff(*want, got, cmp.AllowUnexported(shadow{})))
 	}

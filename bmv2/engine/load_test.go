@@ -202,8 +202,9 @@ func FuzzLoad(f *testing.F) {
 // FuzzProcess looks for frames that make a program panic.
 func FuzzProcess(f *testing.F) {
 	sw := load(f, "switch.json")
-	x := loadXAgg(f)
-	programXAgg(f, x)
+	sums, flushes := loadXAgg(f), loadXAgg(f)
+	programXAgg(f, sums, xaggPlan{})
+	programXAgg(f, flushes, xaggPlan{true, 1, 0})
 	if err := sw.AddGroup(1, []Replica{{1, 1}, {2, 1}}); err != nil {
 		f.Fatal(err)
 	}
@@ -215,7 +216,7 @@ func FuzzProcess(f *testing.F) {
 		if len(frame) > 9000 {
 			return
 		}
-		for _, p := range []*Program{sw, x} {
+		for _, p := range []*Program{sw, sums, flushes} {
 			p.Process(port, frame, 7, func(_ uint16, out []byte) {
 				if len(out) > len(frame)+maxGrowth {
 					t.Errorf("%d bytes became %d", len(frame), len(out))

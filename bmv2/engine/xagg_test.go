@@ -2,6 +2,7 @@ package engine
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"testing"
 
@@ -59,12 +60,28 @@ const (
 	benchRanks = 4
 )
 
+// xaggPlan is what set_plan has of the job; without a server the switch is final.
+type xaggPlan struct {
+	server bool
+	quorum uint64
+	waitUs uint64
+}
+
+const benchServerPort = 9
+
 // programXAgg installs a job whose ranks are all summed in the switch and a route.
-func programXAgg(t testing.TB, p *Program) {
+func programXAgg(t testing.TB, p *Program, plan xaggPlan) {
 	const in, eg = "XaggIngress.", "XaggEgress."
 	job, epoch := exact(benchJob, 2), exact(1, 2)
 	insert(t, p, in+"job", []Match{job}, in+"known")
-	insert(t, p, in+"plan", []Match{job, epoch}, in+"set_plan", be(1<<benchRanks-1, 8), be(1, 1), be(0, 2), be(1, 2), be(0, 2))
+	final, servers := uint64(1), uint64(0)
+	if plan.server {
+		final, servers = 0, 1
+		insert(t, p, in+"server", []Match{job, epoch, exact(0, 2)}, in+"to_server",
+			be(benchServerPort, 2), be(0x027861000101, 6), be(0x0a4d0101, 4))
+	}
+	insert(t, p, in+"plan", []Match{job, epoch}, in+"set_plan", be(1<<benchRanks-1, 8),
+		be(final, 1), be(servers, 2), be(1, 2), be(0, 2), be(plan.quorum, 1), be(plan.waitUs, 4))
 	var group []Replica
 	for r := range uint64(benchRanks) {
 		ip := 10<<24 | 77<<16 | (r + 1)
@@ -118,7 +135,7 @@ func gradFrame(rank uint8, seq uint32, lane uint32) []byte {
 
 func TestXAggSumsAndMulticasts(t *testing.T) {
 	p := loadXAgg(t)
-	programXAgg(t, p)
+	programXAgg(t, p, xaggPlan{})
 	for seq := range uint32(3) {
 		for r := range uint8(benchRanks) {
 			out := 0
@@ -151,6 +168,144 @@ func TestXAggSumsAndMulticasts(t *testing.T) {
 	}
 }
 
+// flushCase is a contribution and what becomes of it.
+type flushCase struct {
+	at     uint64 // microseconds
+	rank   uint8
+	seq    uint32
+	flags  byte
+	reason int    // that it is counted under
+	leaves string // "" for nothing
+}
+
+// flushWait is the plan's wait in the cases below.
+const flushWait = 1000
+
+var flushCases = []struct {
+	name  string
+	plan  xaggPlan
+	steps []flushCase
+}{
+	{"before and at the time", xaggPlan{true, 2, flushWait}, []flushCase{
+		{at: 50, rank: 1, reason: 0},
+		{at: 60, rank: 0, reason: 0},
+		{at: 1049, rank: 1, reason: 17, leaves: "WAIT to 2, ranks 3, spread 999"},
+		{at: 1050, rank: 1, reason: 17, leaves: "PARTIAL to 9, ranks 3, spread 10, sum 2"},
+	}},
+	{"a first contribution never flushes", xaggPlan{true, 1, flushWait}, []flushCase{
+		{at: 0, rank: 0, reason: 0},
+		{at: 5000, rank: 1, reason: 0},
+		{at: 5000, rank: 2, reason: 0},
+		{at: 5001, rank: 0, reason: 17, leaves: "PARTIAL to 9, ranks 7, spread 5000, sum 3"},
+	}},
+	{"who comes after the flush is passed on, again and again", xaggPlan{true, 1, flushWait}, []flushCase{
+		{at: 0, rank: 0, reason: 0},
+		{at: 1000, rank: 0, reason: 17, leaves: "PARTIAL to 9, ranks 1, spread 0, sum 1"},
+		{at: 1001, rank: 3, reason: 19, leaves: "GRAD to 9 FORWARDED, ranks 8, spread 0, sum 1"},
+		{at: 1002, rank: 3, reason: 19, leaves: "GRAD to 9 FORWARDED, ranks 8, spread 0, sum 1"},
+		{at: 1003, rank: 0, reason: 17, leaves: "PARTIAL to 9, ranks 1, spread 0, sum 1"},
+		{at: 1004, rank: 1, reason: 19, leaves: "GRAD to 9 FORWARDED, ranks 2, spread 0, sum 1"},
+		{at: 1005, rank: 1, flags: 16, reason: 12, leaves: "NACK to 2, ranks 2, spread 0"},
+	}},
+	{"a claim opens a slot that was closed", xaggPlan{true, 1, flushWait}, []flushCase{
+		{at: 0, rank: 0, reason: 0},
+		{at: 1000, rank: 0, reason: 17, leaves: "PARTIAL to 9, ranks 1, spread 0, sum 1"},
+		{at: 1001, rank: 0, seq: 64, reason: 0},
+		{at: 1002, rank: 0, seq: 64, reason: 17, leaves: "WAIT to 1, ranks 1, spread 1"},
+		{at: 1003, rank: 1, seq: 64, reason: 0},
+		{at: 1004, rank: 1, seq: 0, reason: 19, leaves: "GRAD to 9 FORWARDED, ranks 2, spread 0, sum 1"},
+	}},
+	{"a complete chunk is not flushed", xaggPlan{true, 1, flushWait}, []flushCase{
+		{at: 0, rank: 0, reason: 0},
+		{at: 1, rank: 1, reason: 0},
+		{at: 2, rank: 2, reason: 0},
+		{at: 3, rank: 3, reason: 0, leaves: "PARTIAL to 9, ranks f, spread 3, sum 4"},
+		{at: 5000, rank: 3, reason: 17, leaves: "PARTIAL to 9, ranks f, spread 3, sum 4"},
+	}},
+	{"no wait", xaggPlan{true, 1, 0}, []flushCase{
+		{at: 7, rank: 2, reason: 0},
+		{at: 7, rank: 2, reason: 17, leaves: "PARTIAL to 9, ranks 4, spread 0, sum 1"},
+	}},
+	{"the longest wait", xaggPlan{true, 1, 1<<32 - 1}, []flushCase{
+		{at: 7, rank: 2, reason: 0},
+		{at: 7 + 1<<32 - 2, rank: 2, reason: 17, leaves: "WAIT to 3, ranks 4, spread 4294967294"},
+		{at: 7 + 1<<32 - 1, rank: 2, reason: 17, leaves: "PARTIAL to 9, ranks 4, spread 0, sum 1"},
+	}},
+	{"no quorum", xaggPlan{true, 0, 0}, []flushCase{
+		{at: 0, rank: 0, reason: 0},
+		{at: 1000, rank: 0, reason: 17, leaves: "WAIT to 1, ranks 1, spread 1000"},
+	}},
+	{"a switch that is final never flushes", xaggPlan{false, 1, 0}, []flushCase{
+		{at: 0, rank: 0, reason: 0},
+		{at: 1000, rank: 0, reason: 17, leaves: "WAIT to 1, ranks 1, spread 1000"},
+	}},
+	{"running sums are the servers'", xaggPlan{true, 1, 0}, []flushCase{
+		{at: 0, rank: 0, flags: 128, reason: 12, leaves: "NACK to 1, ranks 1, spread 0"},
+		{at: 1, rank: 0, reason: 0},
+		{at: 2, rank: 0, flags: 128, reason: 12, leaves: "NACK to 1, ranks 1, spread 0"},
+	}},
+}
+
+// TestXAggFlush has the clock in hand: what quorum does at which microsecond.
+func TestXAggFlush(t *testing.T) {
+	types := map[byte]string{1: "GRAD", 2: "PARTIAL", 3: "RESULT", 5: "WAIT", 6: "NACK"}
+	for _, c := range flushCases {
+		t.Run(c.name, func(t *testing.T) {
+			p := loadXAgg(t)
+			programXAgg(t, p, c.plan)
+			reasons := p.Counter("XaggIngress.reasons")
+			for i, s := range c.steps {
+				f := gradFrame(s.rank, s.seq, 1)
+				f[43] = s.flags
+				f[40], f[41] = 0, 0 // no checksum
+				before, got := reasons.Read(s.reason).Packets, ""
+				p.Process(uint16(s.rank+1), f, s.at, func(port uint16, f []byte) {
+					x := f[42:]
+					got += fmt.Sprintf("%s to %d", types[x[0]&15], port)
+					if x[1]&4 != 0 {
+						got += " FORWARDED"
+					}
+					got += fmt.Sprintf(", ranks %x, spread %d", binary.BigEndian.Uint64(x[24:]), binary.BigEndian.Uint32(x[40:]))
+					if len(x) > 56 {
+						got += fmt.Sprintf(", sum %d", binary.BigEndian.Uint32(x[56+4*255:]))
+					}
+				})
+				if got != s.leaves {
+					t.Errorf("step %d: %q leaves, want %q", i, got, s.leaves)
+				}
+				if reasons.Read(s.reason).Packets != before+1 {
+					t.Errorf("step %d: not counted under reason %d", i, s.reason)
+				}
+			}
+		})
+	}
+}
+
+// TestXAggShowsClosed asks for a slot before and after a flush.
+func TestXAggShowsClosed(t *testing.T) {
+	p := loadXAgg(t)
+	programXAgg(t, p, xaggPlan{true, 1, flushWait})
+	question := udpFrame(0, 0, 1, 19860, append([]byte{0x17}, make([]byte, 55)...))
+	for i, want := range []byte{0, 0, 1, 0} {
+		switch i {
+		case 1, 2: // claim and flush
+			p.Process(1, gradFrame(0, 0, 1), uint64(i)*flushWait, func(uint16, []byte) {})
+		case 3: // claim
+			p.Process(1, gradFrame(0, 64, 1), uint64(i)*flushWait, func(uint16, []byte) {})
+		}
+		answered := false
+		p.Process(510, append([]byte{0, 0}, question...), 0, func(port uint16, f []byte) {
+			answered = true
+			if got := f[2+42+50]; port != 510 || got != want {
+				t.Errorf("answer %d: port %d, reason %d, want %d", i, port, got, want)
+			}
+		})
+		if !answered {
+			t.Errorf("question %d: no answer", i)
+		}
+	}
+}
+
 // cpuTime reports the processor time per operation beside the elapsed: on a busy machine it is the one to compare.
 func cpuTime(b *testing.B) {
 	used := func() (r unix.Rusage) {
@@ -178,7 +333,7 @@ func BenchmarkLoad(b *testing.B) {
 // four RESULTs.
 func BenchmarkGrad(b *testing.B) {
 	p := loadXAgg(b)
-	programXAgg(b, p)
+	programXAgg(b, p, xaggPlan{})
 	frames := make([][]byte, benchRanks)
 	for r := range frames {
 		frames[r] = gradFrame(uint8(r), 0, 1)
@@ -204,7 +359,7 @@ func BenchmarkGrad(b *testing.B) {
 // BenchmarkGradDuplicate is one contribution that was summed before, with its UDP checksum verified.
 func BenchmarkGradDuplicate(b *testing.B) {
 	p := loadXAgg(b)
-	programXAgg(b, p)
+	programXAgg(b, p, xaggPlan{})
 	f := gradFrame(0, 0, 1)
 	b.ReportAllocs()
 	cpuTime(b)
@@ -217,7 +372,7 @@ func BenchmarkGradDuplicate(b *testing.B) {
 // BenchmarkForward is one ordinary packet of 1,000 bytes that is routed.
 func BenchmarkForward(b *testing.B) {
 	p := loadXAgg(b)
-	programXAgg(b, p)
+	programXAgg(b, p, xaggPlan{})
 	f := udpFrame(10<<24|77<<16|1, 10<<24|88<<16|1, 5000, 5001, make([]byte, 958))
 	b.ReportAllocs()
 	cpuTime(b)

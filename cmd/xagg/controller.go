@@ -168,17 +168,32 @@ func newJobCommand(env *env) *cobra.Command {
 }
 
 func newJobCreateCommand(env *env, client *controllerClient) *cobra.Command {
-	var ranks, maxElems uint32
+	var ranks, maxElems, depth uint32
 	var rule ruleFlags
+	var consistency consistencyFlags
 	cmd := &cobra.Command{
 		Use:   "create NAME --ranks N --max-elems N",
 		Short: "Create a job, so that its workers can join",
-		Args:  cobra.ExactArgs(1),
+		Long: `Create a job, so that its workers can join.
+
+Its consistency says what a result is: in a sync job the sum of all ranks; in a quorum job the mean of those who came in
+time, at least so many; in an async job a running sum that no rank is further ahead of than the staleness. It stays for the
+job's life. Quorum needs a server (--mode server or hybrid), async all ranks at servers (--mode server).`,
+		Example: `  xagg job create train --ranks 4 --max-elems 1000000 --depth 4
+  xagg job create train --ranks 4 --max-elems 1000000 --mode hybrid --steer 3 --consistency quorum --quorum 3 --wait 10ms
+  xagg job create train --ranks 4 --max-elems 1000000 --mode server --consistency async --staleness 2`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if ranks == 0 || maxElems == 0 {
 				return usagef("--ranks and --max-elems are needed: how many workers, and the lanes of their largest vector")
 			}
-			req := &api.CreateJobRequest{Name: args[0], Ranks: ranks, MaxElems: maxElems, Policy: rule.policy()}
+			req := &api.CreateJobRequest{
+				Name: args[0], Ranks: ranks, MaxElems: maxElems, Policy: rule.policy(), Depth: depth,
+			}
+			var err error
+			if req.Consistency, err = consistency.proto(); err != nil {
+				return err
+			}
 			if req.Policy == nil && rule.given() {
 				return usagef("--steer, --servers and --pool belong to a --mode; without one the controller's policy decides")
 			}
@@ -195,7 +210,34 @@ func newJobCreateCommand(env *env, client *controllerClient) *cobra.Command {
 	cmd.Flags().Uint32Var(&maxElems, "max-elems", 0, "lanes of the largest vector")
 	rule.flags(cmd, " (default: what the controller's policy says)")
 	cmd.Flags().Uint32Var(&rule.pool, "pool", 0, "slots per version, a power of two (default: the policy's)")
+	cmd.Flags().Uint32Var(&depth, "depth", 1, "rounds that may be under way, 1..16")
+	consistency.flags(cmd)
 	return cmd
+}
+
+// consistencyFlags are the flags that say what a job's results are.
+type consistencyFlags struct {
+	mode                      string
+	quorum, staleness, rounds uint32
+	wait                      time.Duration
+}
+
+func (c *consistencyFlags) flags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&c.mode, "consistency", string(controller.ModeSync), "what a result is: sync, quorum, async")
+	cmd.Flags().Uint32Var(&c.quorum, "quorum", 0, "ranks that are enough (quorum)")
+	cmd.Flags().DurationVar(&c.wait, "wait", 0, "how long a chunk is kept open for more ranks from its first arrival, up to 1h (quorum)")
+	cmd.Flags().Uint32Var(&c.rounds, "rounds", 0, "rounds that servers keep for stragglers, a power of two (quorum) (default: 8, or twice the depth)")
+	cmd.Flags().Uint32Var(&c.staleness, "staleness", 0, "contributions that a rank may be ahead of the slowest (async)")
+}
+
+// proto returns what the flags say. The controller checks it; only what the message cannot hold is an error.
+func (c *consistencyFlags) proto() (*api.Consistency, error) {
+	if c.wait < 0 || c.wait > controller.MaxWait || c.wait%time.Microsecond != 0 {
+		return nil, usagef("--wait %s: want 0s to %s, in whole microseconds", c.wait, controller.MaxWait)
+	}
+	return &api.Consistency{
+		Mode: c.mode, Quorum: c.quorum, WaitUs: uint32(c.wait / time.Microsecond), Staleness: c.staleness, Rounds: c.rounds,
+	}, nil
 }
 
 // ruleFlags are the flags that say who sums.
@@ -363,8 +405,32 @@ type jobView struct {
 	Pool        uint32   `json:"pool"`
 	Chunks      uint32   `json:"chunks"`
 	Explanation string   `json:"explanation"`
+	Depth       uint32   `json:"depth"`
+	// Consistency says what results are.
+	Consistency consistencyView `json:"consistency"`
 	// Change is there while the plan changes; the fields above are the old plan's until no rank needs it any more.
 	Change *changeView `json:"change,omitempty"`
+}
+
+// consistencyView has what the mode does not use left out.
+type consistencyView struct {
+	Mode      string `json:"mode"`
+	Quorum    uint32 `json:"quorum,omitempty"`
+	WaitUS    uint32 `json:"wait_us,omitempty"`
+	Staleness uint32 `json:"staleness,omitempty"`
+	Rounds    uint32 `json:"rounds,omitempty"` // that servers keep for stragglers
+}
+
+// String says it for people.
+func (c consistencyView) String() string {
+	switch controller.Mode(c.Mode) {
+	case controller.ModeQuorum:
+		return fmt.Sprintf("quorum: at least %d ranks, after %s; servers keep %d rounds",
+			c.Quorum, time.Duration(c.WaitUS)*time.Microsecond, c.Rounds)
+	case controller.ModeAsync:
+		return fmt.Sprintf("async: at most %d contributions ahead of the slowest rank", c.Staleness)
+	}
+	return c.Mode
 }
 
 type changeView struct {
@@ -423,7 +489,11 @@ func viewJob(j *api.Job) jobView {
 		Name: j.GetName(), ID: j.GetId(), Epoch: j.GetEpoch(), State: j.GetState(), Error: j.GetError(), Ranks: j.GetRanks(),
 		Joined: policy.FormatMask(j.GetJoined()), Left: policy.FormatMask(j.GetLeft()), Cohort: policy.FormatMask(j.GetCohort()),
 		Servers: servers, Pool: j.GetPool(), Chunks: j.GetChunks(), Explanation: j.GetExplanation(),
-		Change: change,
+		Change: change, Depth: j.GetDepth(),
+		Consistency: consistencyView{
+			Mode: j.GetConsistency().GetMode(), Quorum: j.GetConsistency().GetQuorum(), WaitUS: j.GetConsistency().GetWaitUs(),
+			Staleness: j.GetConsistency().GetStaleness(), Rounds: j.GetConsistency().GetRounds(),
+		},
 	}
 }
 
@@ -455,6 +525,7 @@ func (c *controllerClient) printJob(w io.Writer, job *api.Job) error {
 		fmt.Fprintf(tw, "ranks\t%d, joined %s, left %s\n", j.Ranks, j.Joined, j.Left)
 		fmt.Fprintf(tw, "plan\tcohort %s, servers %s, pool %d, %d chunks per round\n",
 			j.Cohort, listOrNone(j.Servers), j.Pool, j.Chunks)
+		fmt.Fprintf(tw, "results\t%s; up to %d rounds under way\n", j.Consistency, j.Depth)
 		fmt.Fprintf(tw, "why\t%s\n", j.Explanation)
 		if c := j.Change; c != nil {
 			fmt.Fprintf(tw, "changing\tto epoch %d: cohort %s, servers %s\n", c.Epoch, c.Cohort, listOrNone(c.Servers))

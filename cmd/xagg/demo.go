@@ -34,6 +34,7 @@ func newDemoCommand(env *env) *cobra.Command {
 and on request
 
   steered  the plan changes at random while the job runs, with two servers
+  tcp      a parameter server over TCP sums instead, at a host of its own on the same switch: what to compare with
 
 and compare the integers that every worker receives with a plain loop's sum of the quantized inputs. Exit code 0 only
 if all are equal, and the same in all modes.
@@ -81,7 +82,7 @@ everything runs in one process.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&modes, "mode", nil, "modes to run: switch, server, hybrid, steered (default the first three, as far as the workers allow)")
+	f.StringSliceVar(&modes, "mode", nil, "modes to run: switch, server, hybrid, steered, tcp (default the first three, as far as the workers allow)")
 	f.StringVar(&opts.Lab, "lab", "", "netns (hosts in network namespaces, XDP; needs root) or memory (one process); default: what the privileges allow")
 	f.StringVar(&opts.Switch, "switch", demo.SwitchEngine, "engine (embedded) or simple_switch_grpc (must be installed)")
 	f.StringVar(&opts.SimpleSwitch, "simple-switch", "", "path of simple_switch_grpc (default: the one on the PATH)")

@@ -139,6 +139,7 @@ func newRoot(env *env, args []string) *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(
 		newDemoCommand(env),
+		newBenchCommand(env),
 		newControllerCommand(env),
 		newSwitchCommand(env),
 		newServerCommand(env),

@@ -49,7 +49,7 @@ var Modes = []string{string(policy.ModeSwitch), string(policy.ModeServer), strin
 
 // Options say what a demo is to do.
 type Options struct {
-	Modes     []string              // some of Modes, and ModeSteered
+	Modes     []string              // some of Modes, ModeSteered and ModeTCP
 	Lab       string                // LabNetns or LabMemory
 	Switch    string                // SwitchEngine or SwitchSimpleSwitch; the latter in namespaces only
 	Workers   int                   // 1..64
@@ -94,8 +94,8 @@ func (o *Options) validate() error {
 		return usagef("timeout %v: want a positive duration", o.Timeout)
 	}
 	for _, mode := range o.Modes {
-		if !slices.Contains(Modes, mode) && mode != ModeSteered {
-			return usagef("mode %q: want %q, %q, %q or %q", mode, Modes[0], Modes[1], Modes[2], ModeSteered)
+		if !slices.Contains(Modes, mode) && mode != ModeSteered && mode != ModeTCP {
+			return usagef("mode %q: want %q, %q, %q, %q or %q", mode, Modes[0], Modes[1], Modes[2], ModeSteered, ModeTCP)
 		}
 		if mode == string(policy.ModeHybrid) && o.Workers < 3 {
 			return usagef("mode hybrid with %d workers: it needs a rank to steer and two for the switch to sum", o.Workers)
@@ -114,6 +114,8 @@ func (o *Options) validate() error {
 		return usagef("lab %q: want %q or %q", o.Lab, LabNetns, LabMemory)
 	case o.Switch != SwitchEngine && o.Switch != SwitchSimpleSwitch:
 		return usagef("switch %q: want %q or %q", o.Switch, SwitchEngine, SwitchSimpleSwitch)
+	case slices.Contains(o.Modes, ModeTCP) && o.Lab == LabMemory:
+		return usagef("the lab in memory has no TCP; mode %s needs --lab %s", ModeTCP, LabNetns)
 	case o.Switch == SwitchSimpleSwitch && o.Lab == LabMemory:
 		return usagef("the lab in memory has the embedded engine only; %s needs --lab %s", o.Switch, LabNetns)
 	}
@@ -154,6 +156,8 @@ type testbed interface {
 	// run runs all workers of a job that exists, until they have left. take is called for every all-reduce of every
 	// rank, of one rank in order, from several goroutines; its error ends the run.
 	run(ctx context.Context, job string, take func(reduced) error) error
+	// reduceTCP sums the vectors of the given all-reduces over TCP. take is called like run's.
+	reduceTCP(ctx context.Context, steps []int, take func(summed) error) error
 	// faults returns what Options.Faults have done so far.
 	faults() []fault.PathCounts
 	// close removes the testbed.
@@ -172,6 +176,9 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 	topology, err := lab.Star(opts.Workers, servers)
 	if err != nil {
 		return nil, err
+	}
+	if slices.Contains(opts.Modes, ModeTCP) {
+		topology.AddOther()
 	}
 	for _, f := range opts.Faults {
 		if !linked(topology, f.Port) {
@@ -201,6 +208,15 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 	report := &Report{SchemaVersion: SchemaVersion, Exact: true}
 	var first *verifier
 	for _, mode := range opts.Modes {
+		if mode == ModeTCP {
+			run, err := runTCP(ctx, bed, &opts)
+			if err != nil {
+				return nil, fmt.Errorf("mode %s: %w", mode, err)
+			}
+			report.Exact = report.Exact && run.Exact
+			report.Runs = append(report.Runs, run)
+			continue
+		}
 		run, v, err := runMode(ctx, bed, &opts, mode)
 		if err != nil {
 			return nil, fmt.Errorf("mode %s: %w", mode, err)
@@ -209,7 +225,7 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 			first = v
 		}
 		if run.Exact && !slices.Equal(v.digests, first.digests) {
-			run.Exact, run.Error = false, fmt.Sprintf("its integers are not those of mode %s", report.Runs[0].Mode)
+			run.Exact, run.Error = false, "its integers are not those of the first mode"
 		}
 		report.Exact = report.Exact && run.Exact
 		report.Runs = append(report.Runs, run)
@@ -266,7 +282,7 @@ func consequence(err error) int {
 // linked reports whether a fault's port has a host.
 func linked(t lab.Topology, port uint16) bool {
 	at := func(h lab.Host) bool { return port == 0 || h.Port == port }
-	return slices.ContainsFunc(t.Workers, at) || slices.ContainsFunc(t.Servers, at)
+	return slices.ContainsFunc(slices.Concat(t.Workers, t.Servers, t.Others), at)
 }
 
 // runMode runs one job.
@@ -368,7 +384,7 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 	if len(job.Servers) > 0 && len(after.Servers) > 0 {
 		run.XDPMode = after.Servers[0].GetInfo().GetMode()
 	}
-	run.SecondsPerAllreduce = median(slowest)
+	run.SecondsPerAllreduce, run.AllreduceSeconds = median(slowest), slowest
 	run.MaxAbsError, run.RelL2Error = v.maxAbs, v.relL2
 	return run, v, nil
 }

@@ -2,6 +2,7 @@ package demo
 
 import (
 	"context"
+	"errors"
 
 	"google.golang.org/grpc"
 
@@ -33,6 +34,10 @@ func startMemory(ctx context.Context, topology lab.Topology, opts *Options) (tes
 func (p *process) controller() grpc.ClientConnInterface { return p.lab.Controller() }
 
 func (p *process) faults() []fault.PathCounts { return p.lab.Faults() }
+
+func (p *process) reduceTCP(context.Context, []int, func(summed) error) error {
+	return errors.New("the lab in memory has no TCP") // the options are refused before
+}
 
 func (p *process) close() error { return p.lab.Close() }
 

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -59,10 +60,10 @@ func startNetns(ctx context.Context, topology lab.Topology, opts *Options) (test
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
 	spec := netns.Spec{Faults: opts.Faults}
-	for i, h := range append(append([]lab.Host{}, topology.Workers...), topology.Servers...) {
+	for _, h := range slices.Concat(topology.Workers, topology.Servers, topology.Others) {
 		spec.Hosts = append(spec.Hosts, netns.Host{
 			Name: h.Name, Addr: netip.PrefixFrom(h.IP, 16), MAC: net.HardwareAddr(h.MAC[:]), Port: int(h.Port),
-			Bridge: i >= len(topology.Workers),
+			Bridge: slices.Contains(topology.Servers, h),
 		})
 	}
 	hosts, err := netns.Create(ctx, spec)

@@ -27,7 +27,7 @@ type Report struct {
 
 // Result is what one job of the demo came to.
 type Result struct {
-	Mode       string `json:"mode"`   // switch, server, hybrid or steered
+	Mode       string `json:"mode"`   // switch, server, hybrid, steered or tcp
 	Switch     string `json:"switch"` // engine or simple_switch_grpc
 	Lab        string `json:"lab"`    // netns or memory
 	Workers    int    `json:"workers"`
@@ -37,6 +37,7 @@ type Result struct {
 	Lanes      int    `json:"lanes"`  // of the longest vector
 	Chunks     int    `json:"chunks"` // of it
 	// Exact: the integers on every worker equal a plain loop's sum of the quantized inputs, and those of the other runs.
+	// tcp: every worker has the same numbers, which are not far from the sum in float64.
 	Exact bool `json:"exact"`
 	// Error says what is not exact.
 	Error string `json:"error,omitempty"`
@@ -45,9 +46,11 @@ type Result struct {
 	RelL2Error  float64 `json:"rel_l2_error"`
 	// SecondsPerAllreduce is the median over the all-reduces of the time that the slowest worker took for it.
 	SecondsPerAllreduce float64 `json:"seconds_per_allreduce"`
-	Packets             uint64  `json:"packets"`  // that the workers sent
-	Partials            uint64  `json:"partials"` // that the switch sent
-	Resends             uint64  `json:"resends"`  // of the packets
+	// AllreduceSeconds are the times of all of them, in order.
+	AllreduceSeconds []float64 `json:"allreduce_seconds"`
+	Packets          uint64    `json:"packets"`  // that the workers sent
+	Partials         uint64    `json:"partials"` // that the switch sent
+	Resends          uint64    `json:"resends"`  // of the packets
 	// Changes is how often the plan changed between two all-reduces, in all ranks at the same one.
 	Changes   int    `json:"changes,omitempty"`
 	Saturated uint64 `json:"saturated_lanes"`
@@ -118,6 +121,8 @@ func (r *Report) WriteTable(w io.Writer) error {
 		}
 	}
 	switch {
+	case r.Exact && slices.ContainsFunc(r.Runs, func(run Result) bool { return run.Mode == ModeTCP }):
+		fmt.Fprintln(w, "exact: every worker's integers equal the plain sum; over TCP, sums of float32 that are the same on every worker")
 	case r.Exact && len(r.Runs) > 1:
 		fmt.Fprintln(w, "exact: every worker's integers equal the plain sum, and they are the same in all modes")
 	case r.Exact:

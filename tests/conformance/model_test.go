@@ -50,7 +50,8 @@ func (m *model) change(ch *change) error {
 		ports = append(ports, server(n).port)
 	}
 	return m.sw.Install(agg.SwitchPlan{Job: pl.job, Epoch: pl.epoch, Ranks: pl.ranks(), Cohort: pl.cohort,
-		Servers: len(pl.servers), Base: pl.base, Pool: pl.pool, NextEpoch: pl.nextEpoch}, members, ports)
+		Servers: len(pl.servers), Base: pl.base, Pool: pl.pool, NextEpoch: pl.nextEpoch,
+		Quorum: pl.quorum, WaitUs: pl.wait}, members, ports)
 }
 
 func (m *model) name() string { return "agg.Switch" }
@@ -124,6 +125,13 @@ func (m *model) packet(now uint64, in input, p *wire.Packet, src, dst wire.Addr)
 	return nil
 }
 
+// owns reports whether a contribution's slot is its chunk's.
+func (m *model) owns(p *wire.Packet) bool {
+	var slot wire.Packet
+	pl := m.plan(p)
+	return m.sw.Slot(pl.base+p.Seq&(2*pl.pool-1), &slot) && slot.Job == p.Job && slot.Epoch == p.Epoch && slot.Seq == p.Seq
+}
+
 func (m *model) plan(p *wire.Packet) *plan {
 	for i, pl := range m.s.plans {
 		if pl.job == p.Job && pl.epoch == p.Epoch {
@@ -166,8 +174,11 @@ func (m *model) route(f []byte) []output {
 		if h.addr.IP == [4]byte(f[offDstIP:]) {
 			copy(f, h.addr.MAC[:])
 			f[offTTL]--
-			// RFC 1141's shortcut, which for one step down gives the same sum as RFC 1624.
+			// RFC 1141's shortcut for one step down, but for the one sum that RFC 1624 mends in it.
 			sum := uint32(binary.BigEndian.Uint16(f[offIPSum:])) + 0x100
+			if sum == 0xffff {
+				sum = 0
+			}
 			binary.BigEndian.PutUint16(f[offIPSum:], uint16(sum+sum>>16))
 			return []output{{h.port, f}}
 		}

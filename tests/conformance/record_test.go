@@ -124,7 +124,7 @@ func decodeRecording(f io.Reader) (*recording, error) {
 // TestRecord has the real switch do the recorded traces once more: what it sends must be what is recorded. With
 // -update it is recorded.
 func TestRecord(t *testing.T) {
-	for _, sc := range scenarios {
+	for _, sc := range untimed() {
 		t.Run(sc.name, func(t *testing.T) {
 			real := startReal(t, &sc)
 			if !*update {
@@ -156,7 +156,7 @@ func TestRecord(t *testing.T) {
 // TestRecorded replays to the engine and to the model what was recorded of the real switch: the same inputs must bring
 // the same outputs.
 func TestRecorded(t *testing.T) {
-	for _, sc := range scenarios {
+	for _, sc := range untimed() {
 		t.Run(sc.name, func(t *testing.T) {
 			e, m := programmed(t, &sc)
 			r := read(t, &sc)

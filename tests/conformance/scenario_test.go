@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"xagg/wire"
@@ -98,7 +99,10 @@ type plan struct {
 	servers    []int
 	base, pool uint32
 	nextEpoch  uint16
-	later      bool // not installed at the beginning
+	quorum     bool
+	wait       uint32 // microseconds
+	async      bool   // contributions to running sums
+	later      bool   // not installed at the beginning
 }
 
 // is reports whether q is the same epoch of the same job.
@@ -136,6 +140,27 @@ var scenarios = []scenario{
 		{job: 6, epoch: 2, workers: []int{0, 1, 2}, cohort: 3, servers: []int{0}, base: 12, pool: 2, later: true},
 		{job: 6, epoch: 3, workers: []int{0, 1, 2}, cohort: 7, base: 8, pool: 2, later: true},
 		{job: 7, epoch: 1, workers: []int{2, 0}, cohort: 3, base: 8, pool: 4, later: true}}},
+	{"quorum, at once", 4, 2, []plan{{job: 400, epoch: 1, workers: []int{0, 1, 2, 3}, cohort: 15, servers: []int{0, 1}, base: 16,
+		pool: 2, nextEpoch: 2, quorum: true}}},
+	{"quorum, at once, a steered rank", 4, 1, []plan{{job: 401, epoch: 3, workers: []int{3, 1, 0, 2}, cohort: 0b1101,
+		servers: []int{0}, base: 32, pool: 4, quorum: true}}},
+	{"quorum, not within an hour", 3, 1, []plan{{job: 402, epoch: 2, workers: []int{0, 1, 2}, cohort: 7, servers: []int{0}, base: 4080,
+		pool: 4, quorum: true, wait: math.MaxUint32}}},
+	{"quorum, sometimes", 3, 1, []plan{{job: 403, epoch: 2, workers: []int{0, 1, 2}, cohort: 7, servers: []int{0}, base: 8,
+		pool: 4, quorum: true, wait: 300_000}}},
+	// A lease's halves: a flushed slot of one epoch, and others in it or beside it that know no quorum.
+	{"quorum, changes", 3, 1, []plan{
+		{job: 404, epoch: 1, workers: []int{0, 1, 2}, cohort: 7, servers: []int{0}, base: 8, pool: 2, quorum: true},
+		{job: 404, epoch: 2, workers: []int{0, 1, 2}, cohort: 7, servers: []int{0}, base: 12, pool: 2, later: true},
+		{job: 404, epoch: 3, workers: []int{0, 1, 2}, cohort: 6, servers: []int{0}, base: 8, pool: 2, quorum: true, later: true},
+		{job: 404, epoch: 4, workers: []int{0, 1, 2}, cohort: 7, base: 12, pool: 2, later: true}}},
+	{"async", 3, 2, []plan{{job: 500, epoch: 5, workers: []int{0, 1, 2}, servers: []int{0, 1}, async: true}}},
+}
+
+// untimed are the scenarios in which nothing depends on the clock of a switch: it flushes at once or never.
+func untimed() []scenario {
+	timed := func(pl plan) bool { return pl.wait != 0 && pl.wait != math.MaxUint32 }
+	return slices.DeleteFunc(slices.Clone(scenarios), func(s scenario) bool { return slices.ContainsFunc(s.plans, timed) })
 }
 
 // A controller knows which plans of a scenario are installed, and what to write where. Package p4 documents the tables.
@@ -205,7 +230,12 @@ func (c *controller) change(ch *change) []write {
 		if len(pl.servers) == 0 {
 			final = 1
 		}
-		return newEntry("plan", key, "set_plan", pl.cohort, final, uint64(len(pl.servers)), uint64(all), uint64(next))
+		var quorum uint64
+		if pl.quorum {
+			quorum = 1
+		}
+		return newEntry("plan", key, "set_plan", pl.cohort, final, uint64(len(pl.servers)), uint64(all), uint64(next),
+			quorum, uint64(pl.wait))
 	}
 	if ch.op == "arm" {
 		return []write{{op: modify, entry: set(ch.next)}}

@@ -87,10 +87,13 @@ func (t *tracer) grad(pl *plan, rank int, seq uint32) *wire.Packet {
 		Exponent: int8(seq), Contributors: 1 << rank, Amax: uint8(t.Uint32()),
 	}}
 	p.Blocks = wire.BlocksFor(int(p.Elems))
-	if p.Chunk == 2 {
+	switch {
+	case pl.async && seq%3 != 0: // the others are scouts
+		p.Flags |= wire.FlagAsync
+	case p.Chunk == 2:
 		p.Flags |= wire.FlagLast
 	}
-	if seq%5 == 0 {
+	if seq%5 == 0 && p.Flags&wire.FlagAsync == 0 {
 		p.Flags |= wire.FlagModular
 	}
 	if t.IntN(4) == 0 {
@@ -225,7 +228,7 @@ func (t *tracer) damaged() input {
 	p := t.grad(pl, r, t.head[i])
 
 	// Faults of the packet, in a frame that is right.
-	switch t.IntN(28) {
+	switch t.IntN(30) {
 	case 0:
 		p.Job = uint16(t.Uint32()) | 0x4000
 	case 1:
@@ -257,6 +260,8 @@ func (t *tracer) damaged() input {
 		p.Elems = uint16(t.Uint32N(400))
 	case 14:
 		p.Elems = uint16(t.Uint32())
+	case 15: // of a running sum, in a plan that has none, or the other way round
+		p.Flags ^= wire.FlagAsync
 	}
 	in := t.sent(w, p)
 
@@ -323,7 +328,10 @@ func (t *tracer) fromServer() input {
 	p := t.grad(pl, w, t.head[i])
 	p.Type = []wire.Type{wire.TypeResult, wire.TypeResult, wire.TypeAck, wire.TypeWait, wire.TypeNack}[t.IntN(5)]
 	p.Contributors = t.Uint64() & pl.ranks()
-	p.SpreadUs, p.BlockedUs, p.NextEpoch, p.Reason = t.Uint32(), t.Uint32(), uint16(t.IntN(3)), wire.Reason(t.IntN(23))
+	p.SpreadUs, p.BlockedUs, p.NextEpoch, p.Reason = t.Uint32(), t.Uint32(), uint16(t.IntN(3)), wire.Reason(t.IntN(wire.NumReasons))
+	if p.Type == wire.TypeResult {
+		p.Flags |= wire.Flags(t.Uint32()) & (wire.FlagServer | wire.FlagLate)
+	}
 	if p.Type != wire.TypeResult {
 		p.Blocks = 0
 	}
@@ -472,6 +480,11 @@ func (t *tracer) ordinary() input {
 		payload := make([]byte, t.IntN(70))
 		t.fillBytes(payload)
 		return input{port: from.port, frame: append([]byte{2}, payload...)}
+	case 14: // a checksum that one step of the time to live takes to the border where RFC 1141 errs
+		clear(f[offID : offID+2])
+		clear(f[offIPSum : offIPSum+2])
+		const sum = 0xffff - 0xfeff
+		binary.BigEndian.PutUint16(f[offID:], uint16((0xffff+sum-uint32(onesSum(f[offVersion:offUDP])))%0xffff))
 	}
 	if len(f) >= offUDP {
 		sumIPv4(f)

@@ -250,7 +250,7 @@ func TestViolations(t *testing.T) {
 		"ACK of nobody":            {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Contributors = 0 }), "mask", "empty"},
 		"ACK of other shape":       {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Elems-- }), "shape", "255 lanes"},
 		"NACK without reason":      {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Type = wire.TypeNack }), "field", "reason 0"},
-		"NACK with unknown reason": {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Type, p.Reason = wire.TypeNack, wire.NumReasons }), "field", "reason 23"},
+		"NACK with unknown reason": {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Type, p.Reason = wire.TypeNack, wire.NumReasons }), "field", "reason 26"},
 		"NACK with times":          {"server", again(wire.TypeAck, func(p *wire.Packet) { p.Type, p.Reason, p.SpreadUs = wire.TypeNack, 3, 1 }), "field", "spread 1"},
 		"GRAD of rank 64":          {"switch", gradOf(3, func(p *wire.Packet) { p.Rank = 64 }), "rank", "64"},
 		"GRAD of two ranks":        {"switch", gradOf(3, func(p *wire.Packet) { p.Contributors |= 1 }), "mask", "0x9"},

@@ -35,9 +35,10 @@ func faultf(reason Reason, format string, args ...any) *fault {
 func wireReason(r wire.Reason) Reason { return Reason(r.String()) }
 
 const (
-	knownFlags  = wire.FlagLast | wire.FlagResend | wire.FlagForwarded | wire.FlagSaturated | wire.FlagModular
+	gradFlags   = wire.ShapeFlags | wire.StickyFlags | wire.FlagResend | wire.FlagForwarded
 	answerFlags = wire.ShapeFlags
 	sumFlags    = wire.ShapeFlags | wire.StickyFlags
+	resultFlags = sumFlags | wire.FlagLate | wire.FlagServer
 )
 
 // offUDPChecksum is the offset of the UDP checksum in an IPv4 packet without options.
@@ -62,7 +63,7 @@ func checkSummed(typ wire.Type, checksum uint16) *fault {
 // checkForm checks what a packet that wire has decoded says of itself, but for the tag. It returns nil when that is
 // in order.
 func checkForm(p *wire.Packet) *fault {
-	flags := knownFlags
+	flags := gradFlags
 	switch p.Type {
 	case wire.TypeGrad:
 		switch {
@@ -74,7 +75,9 @@ func checkForm(p *wire.Packet) *fault {
 			return faultf(wireReason(wire.ReasonTag), "the tag %#x is not below %d", p.Tag, wire.P)
 		}
 	case wire.TypePartial, wire.TypeResult:
-		flags = sumFlags
+		if flags = sumFlags; p.Type == wire.TypeResult {
+			flags = resultFlags
+		}
 		if p.Rank >= wire.MaxRanks || p.Contributors>>p.Rank&1 == 0 {
 			return faultf(wireReason(wire.ReasonMask), "the mask %#x lacks the last contributor, rank %d", p.Contributors, p.Rank)
 		}

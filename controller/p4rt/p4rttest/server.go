@@ -47,6 +47,7 @@ type Server struct {
 	entities map[string]p4rt.Entity // what P4Runtime knows
 	copies   map[uint32]int         // what the switch has of each multicast group
 	counters map[string][]p4rt.Count
+	direct   map[string]uint64 // packets by entry's key
 	log      []string
 	streams  map[*stream]struct{}
 }
@@ -65,6 +66,7 @@ func New(tb testing.TB, program *p4rt.Program) *Server {
 		entities: make(map[string]p4rt.Entity),
 		copies:   make(map[uint32]int),
 		counters: make(map[string][]p4rt.Count),
+		direct:   make(map[string]uint64),
 	}
 	s.Start()
 	tb.Cleanup(func() {
@@ -140,6 +142,13 @@ func (s *Server) SetCounter(name string, cells []p4rt.Count) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.counters[name] = cells
+}
+
+// SetDirectCounter sets the packets that an entry has counted, by the entry's key; without that it is 1.
+func (s *Server) SetDirectCounter(key string, packets uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.direct[key] = packets
 }
 
 // StreamChannel implements P4Runtime.
@@ -398,10 +407,14 @@ func (s *Server) Read(req *p4v1.ReadRequest, srv p4v1.P4Runtime_ReadServer) erro
 				if te.GetTableId() != want.DirectCounterEntry.GetTableEntry().GetTableId() {
 					continue
 				}
+				packets, counted := s.direct[key]
+				if !counted {
+					packets = 1
+				}
 				reply.Entities = append(reply.Entities, &p4v1.Entity{Entity: &p4v1.Entity_DirectCounterEntry{
 					DirectCounterEntry: &p4v1.DirectCounterEntry{
 						TableEntry: &p4v1.TableEntry{TableId: te.GetTableId(), Match: te.GetMatch()},
-						Data:       &p4v1.CounterData{PacketCount: 1, ByteCount: 1},
+						Data:       &p4v1.CounterData{PacketCount: int64(packets), ByteCount: 1},
 					},
 				}})
 			}

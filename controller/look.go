@@ -1,0 +1,330 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"xagg/api"
+	"xagg/controller/p4rt"
+)
+
+const (
+	// lookLimit bounds the slots that one explanation reads: packet-ins share the switch with the job.
+	lookLimit = 1024
+	// lookTimeout bounds a look at one device.
+	lookTimeout = 5 * time.Second
+)
+
+// hearing is the last that a rank has told of its progress.
+type hearing struct {
+	progress *api.Progress // nil = nothing
+	at       time.Time
+}
+
+// counting is what the controller has seen of a rank's count of packets at the switch.
+type counting struct {
+	packets uint64
+	first   time.Time // when it was looked at first; zero = never
+	grown   time.Time // when it was first seen as it is
+}
+
+// see takes a count. A plan that is removed takes its part of the count along, so any other number is news.
+func (c *counting) see(now time.Time, packets uint64) {
+	if c.first.IsZero() {
+		*c = counting{packets, now, now}
+	}
+	if packets != c.packets {
+		c.packets, c.grown = packets, now
+	}
+}
+
+// Why implements the API.
+func (s *service) Why(ctx context.Context, req *api.WhyRequest) (*api.WhyReply, error) {
+	reply, err := s.c.why(ctx, req.GetJob())
+	if err != nil {
+		return nil, apiError(err)
+	}
+	return reply, nil
+}
+
+// target is what is looked at of a running job: where the devices have its chunks.
+type target struct {
+	id    uint16
+	ranks int
+	plans []targetPlan
+}
+
+type targetPlan struct {
+	epoch   uint16
+	cohort  uint64
+	servers []string
+	half    span // of the switch's slots
+}
+
+// target returns what is to be looked at of a job, nil if it does not run.
+func (c *Controller) target(name string) (t *target, meet *rendezvous) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	j := c.intent.jobs[name]
+	if j == nil {
+		return nil, nil
+	}
+	meet = c.meets[name]
+	if meet.state != stateRunning {
+		return nil, meet
+	}
+	t = &target{id: j.id, ranks: j.spec.Ranks}
+	for _, p := range j.plans() {
+		t.plans = append(t.plans, targetPlan{
+			epoch: p.epoch, cohort: p.decision.Cohort, servers: p.decision.Servers,
+			half: span{j.half(p), 2 * p.decision.Pool},
+		})
+	}
+	return t, meet
+}
+
+// look is what was read of a job.
+type look struct {
+	chunks []sight           // ages of the switch's are those of this look alone
+	counts []uint64          // of each rank's packets at the switch; nil = it could not be asked
+	before []uint64          // the same at the beginning of the look
+	began  time.Time         // of the look
+	blind  map[string]string // devices that could not be asked, with the reason
+}
+
+// why looks at a job and explains it. One caller looks at a time, so that the devices answer a bounded number of
+// questions, however many ask.
+func (c *Controller) why(ctx context.Context, name string) (*api.WhyReply, error) {
+	select {
+	case c.looking <- struct{}{}:
+		defer func() { <-c.looking }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	t, meet := c.target(name)
+	if meet == nil {
+		return nil, noJob(name)
+	}
+	seen := look{began: time.Now()}
+	if t != nil {
+		var err error
+		if seen, err = c.look(ctx, t); err != nil {
+			return nil, err
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	j := c.intent.jobs[name]
+	if j == nil || c.meets[name] != meet {
+		return nil, status.Errorf(codes.Aborted, "job %q was removed or began anew meanwhile; ask again", name)
+	}
+	e := meet.evidence(time.Now(), seen)
+	e.job = c.describe(j)
+	return explain(e), nil
+}
+
+// look asks the devices of a job twice, so that what is incomplete both times waits for somebody. It fails only with
+// ctx; a device that does not answer is named instead.
+func (c *Controller) look(ctx context.Context, t *target) (look, error) {
+	l := look{began: time.Now(), blind: make(map[string]string)}
+	slots := allSlots(t)
+	if n := len(slots); n > lookLimit {
+		slots = slots[:lookLimit]
+		l.blind[atSwitch] = fmt.Sprintf("%d of the job's %d slots were read, which is as many as are read at once", lookLimit, n)
+	}
+	first, before, err := c.readSwitch(ctx, t, slots)
+	if err != nil {
+		l.blind[atSwitch] = err.Error()
+	}
+	var again []slotIndex
+	for i, s := range first {
+		if !s.closed {
+			again = append(again, i)
+		} else {
+			l.chunks = append(l.chunks, s)
+		}
+	}
+	select {
+	case <-time.After(stuckAfter + time.Millisecond): // what is as old as the look is stuck
+	case <-ctx.Done():
+		return l, ctx.Err()
+	}
+
+	var mu sync.Mutex
+	var asking sync.WaitGroup
+	for _, name := range t.servers() {
+		asking.Go(func() {
+			chunks, err := c.readServer(ctx, t, name)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				l.blind[name] = err.Error()
+			}
+			l.chunks = append(l.chunks, chunks...)
+		})
+	}
+	if err == nil {
+		asking.Go(func() {
+			second, counts, err := c.readSwitch(ctx, t, again)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				l.blind[atSwitch] = err.Error()
+			}
+			for i, s := range second {
+				if was := first[i]; was.epoch == s.epoch && was.place == s.place {
+					s.age = max(s.age, time.Since(l.began))
+				}
+				l.chunks = append(l.chunks, s)
+			}
+			l.before, l.counts = before, counts
+		})
+	}
+	asking.Wait()
+	return l, ctx.Err()
+}
+
+// servers returns the names of the servers of a job's plans.
+func (t *target) servers() (names []string) {
+	for _, p := range t.plans {
+		names = append(names, p.servers...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// slotIndex counts slots through the whole switch.
+type slotIndex = uint32
+
+// allSlots returns the slots of the halves of a job's plans that have a cohort.
+func allSlots(t *target) (indexes []slotIndex) {
+	for _, p := range t.plans {
+		for i := range p.half.size {
+			if p.cohort != 0 {
+				indexes = append(indexes, slotIndex(p.half.base+i))
+			}
+		}
+	}
+	return indexes
+}
+
+// readSwitch reads slots of a job, without those that are another's, and the counts of its ranks' packets.
+func (c *Controller) readSwitch(ctx context.Context, t *target, indexes []slotIndex) (map[slotIndex]sight, []uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	session, err := c.links.session()
+	if err != nil {
+		return nil, nil, err
+	}
+	headers, err := c.readSlots(ctx, indexes)
+	if err != nil {
+		return nil, nil, err
+	}
+	seen := make(map[slotIndex]sight)
+	for i, h := range headers {
+		for _, p := range t.plans {
+			if h.Job != t.id || h.Epoch != p.epoch {
+				continue
+			}
+			seen[i] = sight{
+				at: atSwitch, epoch: h.Epoch, place: place{h.Round, h.Chunk}, have: h.Contributors,
+				closed: h.Reason != 0 || h.Contributors == p.cohort, age: microseconds(uint64(h.SpreadUs)),
+			}
+		}
+	}
+	traffic, err := session.DirectCounter(ctx, tableMember)
+	if err != nil {
+		return nil, nil, err
+	}
+	counts := make([]uint64, t.ranks)
+	for rank := range counts {
+		for _, p := range t.plans {
+			counts[rank] += traffic[memberKey(t.id, p.epoch, rank)].Packets
+		}
+	}
+	return seen, counts, nil
+}
+
+// memberKey is the key of a rank's entry in the switch's member table.
+func memberKey(job, epoch uint16, rank int) string {
+	return p4rt.Entry{Table: tableMember, Match: []p4rt.Match{
+		{Field: fieldJob, Value: num(job)}, {Field: fieldEpoch, Value: num(epoch)}, {Field: fieldRank, Value: num(rank)},
+	}}.Key()
+}
+
+// readServer reads the open chunks of a job at a server.
+func (c *Controller) readServer(ctx context.Context, t *target, name string) ([]sight, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	client, err := c.links.agent(name)
+	if err != nil {
+		return nil, err
+	}
+	reply, err := client.OpenSlots(ctx, &api.OpenSlotsRequest{Job: uint32(t.id)})
+	if err != nil {
+		return nil, errors.New(status.Convert(err).Message())
+	}
+	var seen []sight
+	for _, s := range reply.GetSlots() {
+		if !slices.ContainsFunc(t.plans, func(p targetPlan) bool { return uint32(p.epoch) == s.GetEpoch() }) {
+			continue // of a plan that is no more
+		}
+		seen = append(seen, sight{
+			at: name, epoch: uint16(s.GetEpoch()), place: place{s.GetRound(), s.GetChunk()}, have: s.GetContributors(),
+			age: microseconds(s.GetAgeUs()),
+		})
+	}
+	return seen, nil
+}
+
+// sightKey tells chunks at the switch apart.
+type sightKey struct {
+	epoch uint16
+	place place
+}
+
+// evidence returns what a look and what was known before say together, and remembers the look for the next one.
+func (r *rendezvous) evidence(now time.Time, l look) *evidence {
+	e := &evidence{
+		chunks: l.chunks, blind: l.blind,
+		hosts: make([]string, len(r.seats)), reports: make([]report, len(r.seats)),
+	}
+	since := make(map[sightKey]time.Time)
+	for i, s := range e.chunks {
+		if s.at != atSwitch || s.closed {
+			continue
+		}
+		key := sightKey{s.epoch, s.place}
+		since[key] = now.Add(-s.age)
+		if was, known := r.since[key]; known && was.Before(since[key]) {
+			since[key] = was
+			e.chunks[i].age = now.Sub(was)
+		}
+	}
+	r.since = since
+	if l.counts != nil {
+		e.traffic = make([]traffic, len(r.seats))
+	}
+	for rank, s := range r.seats {
+		if s == nil {
+			continue
+		}
+		e.hosts[rank] = s.member.host.Name
+		if s.heard.progress != nil {
+			e.reports[rank] = report{s.heard.progress, now.Sub(s.heard.at)}
+		}
+		if l.counts != nil {
+			s.counted.see(l.began, l.before[rank])
+			s.counted.see(now, l.counts[rank])
+			e.traffic[rank] = traffic{s.counted.packets, now.Sub(s.counted.grown)}
+		}
+	}
+	return e
+}
