@@ -91,7 +91,7 @@ func TestTakeOver(t *testing.T) {
 	for _, mode := range []Mode{Native, Generic} {
 		t.Run(string(mode), func(t *testing.T) {
 			enterNamespace(t)
-			vethPair(t, 1500)
+			vethPair(t, 1500, 1)
 			cfg := Config{Interface: "server", Memory: 100 * SlotSize, Mode: mode, Pin: bpfDir(t)}
 			server, p := mustPin(t, cfg)
 			agent := NewAgent("s0", "server", server)
@@ -226,7 +226,7 @@ func TestTakeOverLosesNothing(t *testing.T) {
 
 func TestKeep(t *testing.T) {
 	enterNamespace(t)
-	vethPair(t, 1500)
+	vethPair(t, 1500, 1)
 	cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Auto, Pin: bpfDir(t)}
 	server, p := mustPin(t, cfg)
 	instance := server.Instance()
@@ -242,7 +242,7 @@ func TestKeep(t *testing.T) {
 
 func TestOneAgentOnly(t *testing.T) {
 	enterNamespace(t)
-	vethPair(t, 1500)
+	vethPair(t, 1500, 1)
 	cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Auto, Pin: bpfDir(t)}
 	server, p := mustPin(t, cfg)
 	if _, _, err := pinned(t, cfg); !errors.Is(err, ErrAgentRuns) || !strings.Contains(err.Error(), "stop it first") {
@@ -290,7 +290,7 @@ func TestCannotTakeOver(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			enterNamespace(t)
-			vethPair(t, 1500)
+			vethPair(t, 1500, 1)
 			cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Native, Pin: bpfDir(t)}
 			server, p := mustPin(t, cfg)
 			first := server.Instance()
@@ -332,12 +332,12 @@ func TestRemains(t *testing.T) {
 			if err := netlink.LinkDel(linkByName(t, "server")); err != nil {
 				t.Fatal(err)
 			}
-			vethPair(t, 1500)
+			vethPair(t, 1500, 1)
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			enterNamespace(t)
-			vethPair(t, 1500)
+			vethPair(t, 1500, 1)
 			cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Native, Pin: bpfDir(t)}
 			server, p := mustPin(t, cfg)
 			first := server.Instance()
@@ -355,7 +355,7 @@ func TestRemains(t *testing.T) {
 // TestStrangersPins leaves alone what it did not make.
 func TestStrangersPins(t *testing.T) {
 	enterNamespace(t)
-	vethPair(t, 1500)
+	vethPair(t, 1500, 1)
 	cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Native, Pin: bpfDir(t)}
 	for _, name := range []string{pinRecord, xaggMapArena} {
 		if err := os.MkdirAll(cfg.Pin, 0o700); err != nil {
@@ -394,7 +394,7 @@ func TestStrangersPins(t *testing.T) {
 
 func TestPinnedServers(t *testing.T) {
 	enterNamespace(t)
-	vethPair(t, 1500)
+	vethPair(t, 1500, 1)
 	cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Auto, Pin: bpfDir(t)}
 	want := func(want ...PinnedServer) {
 		t.Helper()
