@@ -38,7 +38,7 @@ func enterMounts(t *testing.T) {
 // TestPinAuto pins where nobody has prepared anything.
 func TestPinAuto(t *testing.T) {
 	enterMounts(t)
-	vethPair(t, 1500)
+	vethPair(t, 1500, 1)
 	log, _ := testLog(t)
 	cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Auto, Pin: PinAuto}
 	for range 2 {
