@@ -13,7 +13,6 @@ func (s *Server) async(now uint64, plan *ServerPlan, p *wire.Packet) Outcome {
 	if sum.job != p.Job || sum.epoch != p.Epoch {
 		sum.begin(p)
 		sum.seq = 0
-		sum.at(now)
 		clocks.lanes = zeros(clocks.lanes, wire.MaxRanks)
 	}
 	if !sum.fits(p) {
