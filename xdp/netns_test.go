@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -83,8 +84,16 @@ func packetSocket(t *testing.T, name string) int {
 // answerTo sends the frame and returns the first frame of the protocol that comes back.
 func answerTo(t *testing.T, fd int, frame []byte) []byte {
 	t.Helper()
+	b, err := sendAndReceive(fd, frame)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func sendAndReceive(fd int, frame []byte) ([]byte, error) {
 	if _, err := unix.Write(fd, frame); err != nil {
-		t.Fatalf("send frame: %v", err)
+		return nil, fmt.Errorf("send frame: %w", err)
 	}
 	b := make([]byte, 2048)
 	for {
@@ -93,16 +102,16 @@ func answerTo(t *testing.T, fd int, frame []byte) []byte {
 			continue
 		}
 		if err != nil {
-			t.Fatalf("no answer: %v", err)
+			return nil, fmt.Errorf("no answer: %w", err)
 		}
 		if from.(*unix.SockaddrLinklayer).Pkttype == unix.PACKET_OUTGOING {
 			continue
 		}
 		var p wire.Packet
 		if src, _, err := wire.ParseFrame(b[:n], &p); err == nil && src.Port == wire.Port {
-			return b[:n]
+			return b[:n], nil
 		} else if !errors.Is(err, wire.ErrNotXAgg) && err != nil {
-			t.Fatalf("bad answer: %v\n%s", err, hex.Dump(b[:n]))
+			return nil, fmt.Errorf("bad answer: %w\n%s", err, hex.Dump(b[:n]))
 		}
 	}
 }
