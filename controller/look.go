@@ -112,7 +112,7 @@ func (c *Controller) why(ctx context.Context, name string) (*api.WhyReply, error
 	if meet == nil {
 		return nil, noJob(name)
 	}
-	seen := look{began: time.Now()}
+	seen := look{began: time.Now(), blind: c.missed()}
 	if t != nil {
 		var err error
 		if seen, err = c.look(ctx, t); err != nil {
@@ -128,6 +128,21 @@ func (c *Controller) why(ctx context.Context, name string) (*api.WhyReply, error
 	e := meet.evidence(time.Now(), seen)
 	e.job = c.describe(j)
 	return explain(e), nil
+}
+
+// missed returns the devices that are not there, with the reason.
+func (c *Controller) missed() map[string]string {
+	missed := make(map[string]string)
+	reply := c.links.status()
+	if !reply.Switch.Ready {
+		missed[atSwitch] = reply.Switch.Error
+	}
+	for _, s := range reply.Servers {
+		if !s.Ready {
+			missed[s.Name] = s.Error
+		}
+	}
+	return missed
 }
 
 // look asks the devices of a job twice, so that what is incomplete both times waits for somebody. It fails only with

@@ -114,10 +114,13 @@ type stuck struct {
 // explain says whom a job waits for, and why. It is a pure function of what was read.
 func explain(e *evidence) *api.WhyReply {
 	reply := &api.WhyReply{Job: e.job.GetName()}
-	for _, name := range slices.Sorted(maps.Keys(e.blind)) {
-		reply.Unreachable = append(reply.Unreachable, name+": "+e.blind[name])
+	current := state(e.job.GetState())
+	if current == stateInstalling || current == stateRunning { // others need no device
+		for _, name := range slices.Sorted(maps.Keys(e.blind)) {
+			reply.Unreachable = append(reply.Unreachable, name+": "+e.blind[name])
+		}
 	}
-	switch state(e.job.GetState()) {
+	switch current {
 	case stateWaiting:
 		e.explainWaiting(reply)
 	case stateInstalling:
