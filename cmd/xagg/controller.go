@@ -32,7 +32,7 @@ const statusSchema = 1
 const clientTimeout = 30 * time.Second
 
 func newControllerCommand(env *env) *cobra.Command {
-	var path string
+	var path, metricsAddr string
 	cmd := &cobra.Command{
 		Use:         "controller --config FILE",
 		Annotations: daemon,
@@ -60,14 +60,17 @@ it is interrupted. The configuration is YAML, for example:
 			if err != nil {
 				return err
 			}
-			lis, err := endpoint.Listen(cfg.Listen)
-			if err != nil {
-				return err
-			}
-			return c.Run(cmd.Context(), lis)
+			return withMetrics(cmd.Context(), env.log, metricsAddr, c.Collector(), func(ctx context.Context) error {
+				lis, err := endpoint.Listen(cfg.Listen)
+				if err != nil {
+					return err
+				}
+				return c.Run(ctx, lis)
+			})
 		},
 	}
 	cmd.Flags().StringVar(&path, "config", "", "configuration file (YAML)")
+	metricsFlag(cmd, &metricsAddr)
 	return cmd
 }
 
