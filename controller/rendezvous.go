@@ -42,7 +42,7 @@ type rendezvous struct {
 	recovery *recovering   // the last one, nil = there was none
 	freeze   chan struct{} // closed when another one begins
 
-	since map[sightKey]time.Time // since when, at least, chunks are incomplete at the switch, as of the last look
+	since map[sightKey]time.Time // since when, at least, chunks are incomplete, as of the last look
 
 	ready chan struct{} // closed when the state becomes running
 	over  chan struct{} // closed when the state becomes finished or aborted
