@@ -31,7 +31,7 @@ const statusSchema = 1
 const clientTimeout = 30 * time.Second
 
 func newControllerCommand(env *env) *cobra.Command {
-	var path string
+	var path, state string
 	cmd := &cobra.Command{
 		Use:         "controller --config FILE",
 		Annotations: daemon,
@@ -39,7 +39,8 @@ func newControllerCommand(env *env) *cobra.Command {
 		Long: `Run the daemon that programs the switch and the servers, and where workers meet.
 
 It connects to the switch over P4Runtime and to the servers' agents, keeps both programmed, and serves its API until
-it is interrupted. The configuration is YAML, for example:
+it is interrupted. What it has to know after a restart, whatever ended it, it keeps in a file: started again, it finds its
+jobs running, and they do not notice. The configuration is YAML, for example:
 
 ` + indent(controller.Example),
 		Args: cobra.NoArgs,
@@ -55,18 +56,28 @@ it is interrupted. The configuration is YAML, for example:
 			case err != nil:
 				return &exitError{exitUsage, err}
 			}
-			c, err := controller.New(cfg, controller.WithLogger(env.log))
+			switch {
+			case state != "":
+				cfg.State = state
+			case cfg.State == "":
+				cfg.State = controller.DefaultState(path)
+			}
+			// First: who listens here has the state file alone.
+			lis, err := endpoint.Listen(cfg.Listen)
 			if err != nil {
 				return err
 			}
-			lis, err := endpoint.Listen(cfg.Listen)
+			c, err := controller.New(cfg, controller.WithLogger(env.log))
 			if err != nil {
+				lis.Close()
 				return err
 			}
 			return c.Run(cmd.Context(), lis)
 		},
 	}
 	cmd.Flags().StringVar(&path, "config", "", "configuration file (YAML)")
+	cmd.Flags().StringVar(&state, "state", "",
+		"file that keeps what a restarted controller has to know, or \"none\" (default: the configuration's \"state\", or FILE.state)")
 	return cmd
 }
 
