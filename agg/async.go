@@ -8,7 +8,7 @@ const asyncRounds = 4
 
 // async adds p to its chunk's running sum. The sum is a slot whose seq counts the additions. A second slot's lanes are
 // the clocks: how many contributions of each rank were added. Both are the first slot's owner's.
-func (s *Server) async(plan *ServerPlan, p *wire.Packet) Outcome {
+func (s *Server) async(now uint64, plan *ServerPlan, p *wire.Packet) Outcome {
 	sum, clocks := &s.slots[plan.Base+p.Chunk], &s.slots[plan.Base+plan.Chunks+p.Chunk]
 	if sum.job != p.Job || sum.epoch != p.Epoch {
 		sum.begin(p)
@@ -30,10 +30,11 @@ func (s *Server) async(plan *ServerPlan, p *wire.Packet) Outcome {
 	default:
 		sum.mask = plan.within(clocks.lanes, p.Round, int64(plan.Staleness))
 		if sum.mask != plan.Ranks {
-			sum.tell(wire.TypeWait, 0, p)
+			sum.tell(wire.TypeWait, sum.firstAt, p)
 			return Outcome{Reason: wire.ReasonHeld, Dest: ToSender}
 		}
-		sum.add(0, p) // there are no times
+		sum.add(now, p)
+		sum.at(now)
 		for t := range sum.tag {
 			sum.tag[t] %= wire.P // there is no bound on the number of additions
 		}
@@ -46,6 +47,9 @@ func (s *Server) async(plan *ServerPlan, p *wire.Packet) Outcome {
 	p.NextEpoch = announced(p.Chunk, plan.NextEpoch)
 	return out
 }
+
+// at sets the time of the last addition, and no others: answers of a running sum tell none.
+func (s *slot) at(now uint64) { s.firstAt, s.prevAt, s.lastAt = now, now, now }
 
 // within returns the ranks whose clocks are at most that many contributions behind a round, in serial-number order.
 func (plan *ServerPlan) within(clocks []int32, round uint32, behind int64) (ranks uint64) {

@@ -118,7 +118,7 @@ func (s *Server) Handle(now uint64, p *wire.Packet) Outcome {
 	case p.Flags&wire.FlagAsync == 0:
 		return s.once(now, plan, p)
 	case plan.Async && p.Type == wire.TypeGrad:
-		return s.async(plan, p)
+		return s.async(now, plan, p)
 	default:
 		return refuse(p, wire.ReasonShape)
 	}

@@ -35,10 +35,11 @@ type rendezvous struct {
 	odd   []uint32 // stateAborted: the ranks that caused it
 
 	settled bool // everything is installed: the ranks are about to be let go, or were
+
 	// awaited is the mask of ranks that joined an earlier controller and have not come back to this one yet.
 	awaited uint64
 
-	since map[sightKey]time.Time // since when, at least, chunks are incomplete at the switch, as of the last look
+	since map[sightKey]time.Time // since when, at least, chunks are incomplete, as of the last look
 
 	ready chan struct{} // closed when the state becomes running
 	over  chan struct{} // closed when the state becomes finished or aborted

@@ -143,7 +143,7 @@ func bpffs(_ context.Context, m Machine) Check {
 		err = fmt.Errorf("nothing is mounted at %s", path)
 	}
 	if err != nil {
-		return warn("mount -t bpf bpf "+path+"\nneeded only by tools that keep BPF objects there", "%v", err)
+		return warn("mount -t bpf bpf "+path+"\nwithout it what 'xagg server' sums ends with its process, if that is killed (it mounts one itself where it may)", "%v", err)
 	}
 	return ok("mounted at %s", path)
 }
@@ -193,6 +193,42 @@ func leftovers(_ context.Context, m Machine) Check {
 		return warn(cure, "of labs that have died: %s", strings.Join(dead, ", "))
 	case alive > 0:
 		return ok("none; labs that run now: %d", alive)
+	}
+	return ok("none")
+}
+
+// pinned looks at the servers that are pinned. One whose agent is gone is no fault in itself: its program runs on.
+func pinned(_ context.Context, m Machine) Check {
+	servers, err := m.Pinned()
+	if err != nil {
+		return warn("", "%v", err)
+	}
+	var running, waiting, stale []string
+	for _, s := range servers {
+		text := fmt.Sprintf("%s in %s", s.Interface, s.Dir)
+		switch {
+		case s.Agent:
+			running = append(running, text)
+		case s.Attached:
+			waiting = append(waiting, text)
+		default:
+			stale = append(stale, text)
+		}
+	}
+	var details, cures []string
+	if stale != nil {
+		details = append(details, "of interfaces that are gone: "+strings.Join(stale, ", "))
+		cures = append(cures, "xagg doctor --fix removes what is pinned for interfaces that are gone")
+	}
+	if waiting != nil {
+		details = append(details, "without an agent: "+strings.Join(waiting, ", "))
+		cures = append(cures, "xagg server --interface NAME takes over what has no agent, and removes it when it is interrupted")
+	}
+	switch {
+	case details != nil:
+		return warn(strings.Join(cures, "\n"), "%s", strings.Join(details, "; "))
+	case running != nil:
+		return ok("none left; servers that run now: %s", strings.Join(running, ", "))
 	}
 	return ok("none")
 }

@@ -121,6 +121,7 @@ var checks = []struct {
 	{"tbf", tbf},
 	{"memory", memory},
 	{"leftovers", leftovers},
+	{"pinned servers", pinned},
 	{"clang", clang},
 	{"p4c", p4c},
 	{"simple_switch_grpc", simpleSwitch},

@@ -130,6 +130,9 @@ func with(says map[string]string) Machine {
 		Bounce:     func(context.Context, xdp.Mode) error { return nil },
 		Rate:       func(context.Context) error { return nil },
 		Records:    func() ([]netns.Record, error) { return []netns.Record{{ID: "a", Alive: true}}, nil },
+		Pinned: func() ([]xdp.PinnedServer, error) {
+			return []xdp.PinnedServer{{Dir: "/b/eth0", Interface: "eth0", Agent: true, Attached: true}}, nil
+		},
 	}
 }
 
@@ -167,6 +170,9 @@ func TestIncompleteMachines(t *testing.T) {
 			}
 		})
 	}
+	pins := func(servers ...xdp.PinnedServer) Machine {
+		return change(func(m *Machine) { m.Pinned = func() ([]xdp.PinnedServer, error) { return servers, nil } })
+	}
 	lost := errors.New("a frame did not come back")
 	for _, c := range []struct {
 		check        string
@@ -196,6 +202,13 @@ func TestIncompleteMachines(t *testing.T) {
 				return []netns.Record{{ID: "a1", Alive: true}, {ID: "b2", Namespaces: []string{"x", "y"}}}, nil
 			}
 		}), Warn, "b2 (2 namespaces, 0 processes, 0 folders)", "xagg doctor --fix"},
+		{"pinned servers", pins(xdp.PinnedServer{Dir: "/b/eth0", Interface: "eth0", Attached: true}),
+			Warn, "without an agent: eth0 in /b/eth0", "xagg server --interface"},
+		{"pinned servers", pins(xdp.PinnedServer{Dir: "/b/eth1", Interface: "eth1"}),
+			Warn, "interfaces that are gone: eth1 in /b/eth1", "xagg doctor --fix"},
+		{"pinned servers", change(func(m *Machine) {
+			m.Pinned = func() ([]xdp.PinnedServer, error) { return nil, errors.New("no mounts") }
+		}), Warn, "no mounts", ""},
 		{"clang", with(map[string]string{"clang-16 --version": "absent"}), Warn, "clang-16: not installed", "apt-get install clang-16"},
 		{"clang", with(map[string]string{"llvm-strip-16 --version": "absent"}), Warn, "llvm-strip-16: not installed", "llvm-16"},
 		{"p4c", with(map[string]string{"p4c-bm2-ss --version": "absent"}), Warn, "not installed", "p4lang/p4c 1.2.5"},

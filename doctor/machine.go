@@ -3,6 +3,7 @@ package doctor
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"strings"
@@ -34,6 +35,8 @@ type Machine struct {
 	Rate func(ctx context.Context) error
 	// Records returns the records of labs.
 	Records func() ([]netns.Record, error)
+	// Pinned returns the servers that are pinned.
+	Pinned func() ([]xdp.PinnedServer, error)
 }
 
 // patience is how long a program may take to answer.
@@ -60,6 +63,7 @@ func Local() Machine {
 		Bounce:     bounce,
 		Rate:       rate,
 		Records:    func() ([]netns.Record, error) { return netns.Records(netns.RunDir) },
+		Pinned:     xdp.PinnedServers,
 	}
 }
 
@@ -74,5 +78,27 @@ func output(ctx context.Context, name string, args ...string) (string, error) {
 	return strings.TrimSpace(out.String()), err
 }
 
-// Fix removes what labs left behind whose owner has died, and returns their ids.
-func Fix() ([]string, error) { return netns.Sweep(netns.RunDir) }
+// Removed is what [Fix] has removed.
+type Removed struct {
+	Labs []string // by id
+	Pins []string // directories
+}
+
+// Fix removes what labs left behind whose owner has died, and what is pinned for interfaces that are gone. A program that
+// still runs it leaves alone, whether it has an agent or not.
+func Fix() (r Removed, err error) {
+	r.Labs, err = netns.Sweep(netns.RunDir)
+	servers, pinErr := xdp.PinnedServers()
+	errs := []error{err, pinErr}
+	for _, s := range servers {
+		if s.Agent || s.Attached {
+			continue
+		}
+		if err := xdp.RemovePins(s.Dir); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		r.Pins = append(r.Pins, s.Dir)
+	}
+	return r, errors.Join(errs...)
+}

@@ -168,7 +168,8 @@ func (m *Memory) OpenSlots(plans []Plan) ([]OpenSlot, error) {
 	return openSlots(plans, m.now, func(slot uint32) (slotState, error) {
 		s := m.server.Look(slot)
 		return slotState{
-			job: s.Job, epoch: s.Epoch, round: s.Round, mask: s.Mask, firstUs: s.FirstUs, lastUs: s.LastUs,
+			job: s.Job, epoch: s.Epoch, round: s.Round, closed: s.Closed, mask: s.Mask,
+			firstUs: s.FirstUs, lastUs: s.LastUs, clocks: s.Clocks,
 		}, nil
 	})
 }

@@ -142,12 +142,35 @@ func (p *pins) read() (r record, ok bool, err error) {
 	return r, err == nil, err
 }
 
-// clear removes everything that a server has pinned there. What nobody holds open any more is then gone.
+// clear removes everything that a server has pinned there. Its programs are detached when it returns; its memory is free
+// when nobody holds the maps open any more.
 func (p *pins) clear() error {
+	// The kernel lets go of what was pinned only some time after it was unpinned.
+	for _, name := range []string{pinLink, pinPeer} {
+		if err := detach(p.path(name)); err != nil {
+			return fmt.Errorf("remove pins: %w", err)
+		}
+	}
 	for _, name := range pinNames {
 		if err := os.Remove(p.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove pins: %w", err)
 		}
+	}
+	return nil
+}
+
+// detach detaches the program of a link that is pinned, if it is.
+func detach(path string) error {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open %s: %w", path, explain(err))
+	}
+	defer l.Close()
+	if err := l.Detach(); err != nil {
+		return fmt.Errorf("detach %s: %w", path, explain(err))
 	}
 	return nil
 }

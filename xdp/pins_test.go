@@ -2,12 +2,14 @@ package xdp
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
@@ -89,7 +91,7 @@ func TestTakeOver(t *testing.T) {
 	for _, mode := range []Mode{Native, Generic} {
 		t.Run(string(mode), func(t *testing.T) {
 			enterNamespace(t)
-			vethPair(t, 1500)
+			vethPair(t, 1500, 1)
 			cfg := Config{Interface: "server", Memory: 100 * SlotSize, Mode: mode, Pin: bpfDir(t)}
 			server, p := mustPin(t, cfg)
 			agent := NewAgent("s0", "server", server)
@@ -163,9 +165,68 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
+// TestTakeOverLosesNothing sends one frame after the other while agents die and take over. Every one is answered at once.
+func TestTakeOverLosesNothing(t *testing.T) {
+	enterNamespace(t)
+	vethPair(t, 1500, 1)
+	cfg := Config{Interface: "server", Memory: 100 * SlotSize, Mode: Native, Pin: bpfDir(t)}
+	server, p := mustPin(t, cfg)
+	plan := planRequest(5, 1, 2, 2)
+	if _, err := NewAgent("s0", "server", server).Install(t.Context(), plan); err != nil {
+		t.Fatal(err)
+	}
+	socket := packetSocket(t, "switch")
+	stop, done := make(chan struct{}), make(chan error, 1)
+	frames := uint32(0)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			b, err := sendAndReceive(socket, contribution(5, 1, frames, 0, 0))
+			var answer wire.Packet
+			if err == nil {
+				_, _, err = wire.ParseFrame(b, &answer)
+			}
+			if err == nil && (answer.Type != wire.TypeAck || answer.Round != frames) {
+				err = fmt.Errorf("frame %d: answer %+v", frames, answer.Header)
+			}
+			if err != nil {
+				done <- err
+				return
+			}
+			frames++
+		}
+	}()
+	const agents = 20
+	var longest time.Duration
+	for range agents {
+		die(t, server, p)
+		begin := time.Now()
+		server, p = mustPin(t, cfg)
+		longest = max(longest, time.Since(begin))
+		if _, err := NewAgent("s0", "server", server).Install(t.Context(), plan); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	if err := <-done; err != nil {
+		t.Errorf("after %d frames: %v", frames, err)
+	}
+	counts, err := server.Reasons()
+	if err != nil || counts[wire.ReasonNone] != uint64(frames) {
+		t.Errorf("%d contributions were summed, %v, want %d", counts[wire.ReasonNone], err, frames)
+	}
+	t.Logf("%d frames during %d agents, of which the slowest took over in %v", frames, agents, longest)
+	finish(t, server, p)
+}
+
 func TestKeep(t *testing.T) {
 	enterNamespace(t)
-	vethPair(t, 1500)
+	vethPair(t, 1500, 1)
 	cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Auto, Pin: bpfDir(t)}
 	server, p := mustPin(t, cfg)
 	instance := server.Instance()
@@ -181,7 +242,7 @@ func TestKeep(t *testing.T) {
 
 func TestOneAgentOnly(t *testing.T) {
 	enterNamespace(t)
-	vethPair(t, 1500)
+	vethPair(t, 1500, 1)
 	cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Auto, Pin: bpfDir(t)}
 	server, p := mustPin(t, cfg)
 	if _, _, err := pinned(t, cfg); !errors.Is(err, ErrAgentRuns) || !strings.Contains(err.Error(), "stop it first") {
@@ -229,7 +290,7 @@ func TestCannotTakeOver(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			enterNamespace(t)
-			vethPair(t, 1500)
+			vethPair(t, 1500, 1)
 			cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Native, Pin: bpfDir(t)}
 			server, p := mustPin(t, cfg)
 			first := server.Instance()
@@ -271,12 +332,12 @@ func TestRemains(t *testing.T) {
 			if err := netlink.LinkDel(linkByName(t, "server")); err != nil {
 				t.Fatal(err)
 			}
-			vethPair(t, 1500)
+			vethPair(t, 1500, 1)
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			enterNamespace(t)
-			vethPair(t, 1500)
+			vethPair(t, 1500, 1)
 			cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Native, Pin: bpfDir(t)}
 			server, p := mustPin(t, cfg)
 			first := server.Instance()
@@ -294,7 +355,7 @@ func TestRemains(t *testing.T) {
 // TestStrangersPins leaves alone what it did not make.
 func TestStrangersPins(t *testing.T) {
 	enterNamespace(t)
-	vethPair(t, 1500)
+	vethPair(t, 1500, 1)
 	cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Native, Pin: bpfDir(t)}
 	for _, name := range []string{pinRecord, xaggMapArena} {
 		if err := os.MkdirAll(cfg.Pin, 0o700); err != nil {
@@ -333,7 +394,7 @@ func TestStrangersPins(t *testing.T) {
 
 func TestPinnedServers(t *testing.T) {
 	enterNamespace(t)
-	vethPair(t, 1500)
+	vethPair(t, 1500, 1)
 	cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Auto, Pin: bpfDir(t)}
 	want := func(want ...PinnedServer) {
 		t.Helper()
@@ -365,15 +426,24 @@ func TestRestore(t *testing.T) {
 	server := load(t, 1000)
 	rapid.Check(t, func(t *rapid.T) {
 		books := newLeases(1000)
-		for _, job := range rapid.SliceOfNDistinct(rapid.Uint16Range(1, 65535), 0, 5, rapid.ID).Draw(t, "jobs") {
-			lease, err := books.grant(job, rapid.Uint32Range(1, 25).Draw(t, "chunks"), 1<<rapid.IntRange(1, 2).Draw(t, "rounds"))
+		for _, job := range rapid.SliceOfNDistinct(rapid.Uint16Range(1, 65535), 0, 3, rapid.ID).Draw(t, "jobs") {
+			async := rapid.Bool().Draw(t, "async")
+			rounds := uint32(1) << rapid.IntRange(1, 2).Draw(t, "rounds")
+			if async {
+				rounds = asyncRounds
+			}
+			lease, err := books.grant(job, rapid.Uint32Range(1, 25).Draw(t, "chunks"), rounds)
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, epoch := range rapid.SliceOfNDistinct(rapid.Uint16Range(1, 65535), 1, 3, rapid.ID).Draw(t, "epochs") {
+			for _, epoch := range rapid.SliceOfNDistinct(rapid.Uint16Range(1, 65535), 1, 2, rapid.ID).Draw(t, "epochs") {
 				plan := Plan{
 					Job: job, Epoch: epoch, Lease: lease, Ranks: rapid.Uint64Min(1).Draw(t, "ranks"),
 					NextEpoch: rapid.Uint16().Draw(t, "next"),
+					Async:     async,
+					Quorum:    rapid.Uint32().Draw(t, "quorum"),
+					WaitUs:    rapid.Uint32().Draw(t, "wait"),
+					Staleness: rapid.Uint32().Draw(t, "staleness"),
 					ServiceIP: netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "ip"))),
 				}
 				copy(plan.ServiceMAC[:], rapid.SliceOfN(rapid.Byte(), 6, 6).Draw(t, "mac"))

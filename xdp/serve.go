@@ -64,7 +64,7 @@ func Serve(ctx context.Context, cfg Config, log *slog.Logger) (err error) {
 	served := make(chan error, 1)
 	go func() { served <- rpc.Serve(listener) }()
 	log.Info("server ready", "name", cfg.Name, "listen", cfg.Listen, "interface", cfg.Interface,
-		"mode", server.Mode(), "slots", server.Slots(), "memory", cfg.Memory.String(), "pins", p.String(), "plans", len(server.plans))
+		"mode", server.Mode(), "slots", server.Slots(), "memory", cfg.Memory.String(), "pins", p.String())
 
 	select {
 	case err := <-served:
@@ -114,7 +114,7 @@ func start(cfg Config, p *pins, log *slog.Logger) (*Server, error) {
 		return nil, errors.Join(err, p.close())
 	}
 	if server != nil {
-		log.Info("took over a running XDP program", "interface", cfg.Interface, "mode", server.Mode(), "pins", p.dir)
+		log.Info("took over a running XDP program", "interface", cfg.Interface, "mode", server.Mode(), "plans", len(server.plans), "pins", p.dir)
 		return server, nil
 	}
 	if server, err = attached(cfg, log); err != nil {

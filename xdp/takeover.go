@@ -160,7 +160,11 @@ func (s *Server) restore() error {
 func planOfEntry(key uint32, e *xaggPlan) Plan {
 	p := Plan{
 		Job: uint16(key >> 16), Epoch: uint16(key), Ranks: e.Ranks, NextEpoch: e.NextEpoch,
-		Lease: Lease{Base: e.Base, Chunks: e.Chunks, Rounds: e.RoundsMask + 1, Index: e.Index},
+		Lease:  Lease{Base: e.Base, Chunks: e.Chunks, Rounds: e.RoundsMask + 1, Index: e.Index},
+		Quorum: e.Quorum, WaitUs: uint32(e.WaitNs / 1000), Staleness: e.Staleness,
+	}
+	if e.Async != 0 {
+		p.Async, p.Lease.Base, p.Lease.Rounds = true, e.Sums, asyncRounds
 	}
 	var ip [4]byte
 	binary.NativeEndian.PutUint32(ip[:], e.ServiceIp)

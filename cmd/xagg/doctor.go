@@ -24,12 +24,15 @@ Exit code 0: everything that is required is there. 3: something that is required
 				return usagef("--output %q: want text or json", output)
 			}
 			if fix {
-				swept, err := doctor.Fix()
-				for _, id := range swept {
+				removed, err := doctor.Fix()
+				for _, id := range removed.Labs {
 					env.log.Info("removed what a lab had left", "lab", id)
 				}
+				for _, dir := range removed.Pins {
+					env.log.Info("removed a pinned server whose interface is gone", "pins", dir)
+				}
 				if err != nil {
-					return fmt.Errorf("remove what labs have left: %w", err)
+					return fmt.Errorf("remove leftovers: %w", err)
 				}
 			}
 			report := doctor.Examine(cmd.Context(), doctor.Local())
@@ -47,6 +50,6 @@ Exit code 0: everything that is required is there. 3: something that is required
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "form of the report: text, json")
-	cmd.Flags().BoolVar(&fix, "fix", false, "first remove what labs have left that died")
+	cmd.Flags().BoolVar(&fix, "fix", false, "first remove what dead labs have left, and servers pinned for interfaces that are gone")
 	return cmd
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,7 +39,15 @@ jobs:
 - {name: train, ranks: 3, max_elems: 100000}
 `
 
-func TestOneNICEach(t *testing.T) {
+// machines are the ones of docs/hosts.md.
+type machines struct {
+	*netns.Lab
+	t    *testing.T
+	xagg string // the program
+}
+
+func newMachines(t *testing.T) *machines {
+	t.Helper()
 	require.Have(t, require.Netns, require.XDP)
 	xagg := filepath.Join(t.TempDir(), "xagg")
 	if out, err := exec.Command("go", "build", "-o", xagg, "xagg/cmd/xagg").CombinedOutput(); err != nil {
@@ -62,79 +71,133 @@ func TestOneNICEach(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	// start runs xagg in a host; what it says is shown when the test fails.
-	start := func(in string, args ...string) *netns.Child {
-		t.Helper()
-		var out bytes.Buffer
-		cmd := exec.Command(xagg, args...)
-		cmd.Stdout, cmd.Stderr = &out, &out
-		child, err := lab.Start(in, cmd)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			child.Stop()
-			if t.Failed() {
-				t.Logf("%s in %s:\n%s", args[0], in, out.String())
-			}
-		})
-		return child
-	}
+	return &machines{lab, t, xagg}
+}
 
-	socket := "unix:" + filepath.Join(lab.Dir(), "p4rt.sock")
-	file := filepath.Join(t.TempDir(), "controller.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, config, socket), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	start(netns.Switch, "switch", "--no-p4", "-i", "1@p1", "-i", "2@p2", "-i", "3@p3", "-i", "65@p65", "-i", "100@p100",
-		"--", "--grpc-server-addr", socket, "--cpu-port", "510")
-	start("s0", "server", "--interface", "eth0", "--name", "s0", "--listen", "10.77.1.1:19861")
-	start("control", "controller", "--config", file)
+// process is xagg in a host.
+type process struct {
+	*netns.Child
+	stdout, stderr output
+}
 
-	// A worker host asks across the switch whether all is well.
-	var status []byte
-	wait(t, "switch, server and controller", func() error {
-		var out bytes.Buffer
-		cmd := exec.Command(xagg, "status", "--controller", "10.77.2.1:19860")
-		cmd.Stdout, cmd.Stderr = &out, &out
-		child, err := lab.Start("w0", cmd)
-		if err != nil {
-			return err
+// output is what a process has written so far.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// start runs xagg in a host; what it says is shown when the test fails.
+func (m *machines) start(in string, args ...string) *process {
+	m.t.Helper()
+	p := &process{}
+	cmd := exec.Command(m.xagg, args...)
+	cmd.Stdout, cmd.Stderr = &p.stdout, &p.stderr
+	child, err := m.Start(in, cmd)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	p.Child = child
+	m.t.Cleanup(func() {
+		child.Stop()
+		if m.t.Failed() {
+			m.t.Logf("%s in %s:\n%s%s", args[0], in, tail(p.stdout.String()), p.stderr.String())
 		}
-		err = child.Wait()
-		if status = out.Bytes(); err != nil {
-			return fmt.Errorf("%w: %s", err, status)
-		}
-		return nil
 	})
-	if !bytes.Contains(status, []byte("train")) {
-		t.Errorf("status does not show the configured job:\n%s", status)
-	}
+	return p
+}
 
+// tail returns the last lines of a text that may be long.
+func tail(text string) string {
+	const most = 2000
+	return text[max(0, len(text)-most):]
+}
+
+// ask runs a command against the controller from a worker's host, and returns what it says.
+func (m *machines) ask(args ...string) (string, error) {
+	m.t.Helper()
+	var out bytes.Buffer
+	cmd := exec.Command(m.xagg, append(args, "--controller", "10.77.2.1:19860")...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	child, err := m.Start("w0", cmd)
+	if err != nil {
+		return "", err
+	}
+	if err := child.Wait(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out.String())
+	}
+	return out.String(), nil
+}
+
+// startAll starts switch, server, with more options, and controller. It waits until all is well and returns the server.
+func (m *machines) startAll(serverArgs ...string) *process {
+	m.t.Helper()
+	socket := "unix:" + filepath.Join(m.Dir(), "p4rt.sock")
+	file := filepath.Join(m.t.TempDir(), "controller.yaml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, config, socket), 0o644); err != nil {
+		m.t.Fatal(err)
+	}
+	m.start(netns.Switch, "switch", "--no-p4", "-i", "1@p1", "-i", "2@p2", "-i", "3@p3", "-i", "65@p65", "-i", "100@p100",
+		"--", "--grpc-server-addr", socket, "--cpu-port", "510")
+	server := m.startServer(serverArgs...)
+	m.start("control", "controller", "--config", file)
+	// A worker host asks across the switch whether all is well.
+	wait(m.t, "switch, server and controller", func() error { return m.well() })
+	return server
+}
+
+func (m *machines) startServer(args ...string) *process {
+	m.t.Helper()
+	return m.start("s0", append([]string{"server", "--interface", "eth0", "--name", "s0", "--listen", "10.77.1.1:19861"}, args...)...)
+}
+
+// well reports whether all is well.
+func (m *machines) well() error {
+	_, err := m.ask("status")
+	return err
+}
+
+// startWorkers starts a worker for every rank of the job.
+func (m *machines) startWorkers(args ...string) (workers []*process) {
+	m.t.Helper()
+	for rank := range 3 {
+		workers = append(workers, m.start(fmt.Sprintf("w%d", rank), append([]string{
+			"worker", "--controller", "10.77.2.1:19860", "--job", "train", "--rank", fmt.Sprint(rank),
+			"--ip", fmt.Sprintf("10.77.0.%d", rank+1)}, args...)...))
+	}
+	return workers
+}
+
+// reduced counts a worker's all-reduces over all three ranks.
+func (p *process) reduced() int { return strings.Count(p.stdout.String(), `"mask":"0x7"`) }
+
+func TestOneNICEach(t *testing.T) {
+	m := newMachines(t)
+	m.startAll("--no-pin")
+	status, err := m.ask("status")
+	if err != nil || !strings.Contains(status, "train") {
+		t.Errorf("status does not show the configured job: %v\n%s", err, status)
+	}
 	t.Run("ping", func(t *testing.T) {
-		err := lab.Do("w0", func() error { return ping("10.77.1.1") })
+		err := m.Do("w0", func() error { return ping("10.77.1.1") })
 		if err != nil {
 			t.Error(err)
 		}
 	})
-
-	var workers []*netns.Child
-	outs := make([]bytes.Buffer, 3)
-	for rank := range 3 {
-		cmd := exec.Command(xagg, "worker", "--controller", "10.77.2.1:19860", "--job", "train", "--rank", fmt.Sprint(rank),
-			"--ip", fmt.Sprintf("10.77.0.%d", rank+1), "--grads", "synthetic:50000", "--rounds", "3")
-		cmd.Stdout, cmd.Stderr = &outs[rank], &outs[rank]
-		child, err := lab.Start(fmt.Sprintf("w%d", rank), cmd)
-		if err != nil {
-			t.Fatal(err)
-		}
-		workers = append(workers, child)
-	}
-	for rank, w := range workers {
-		if err := w.Wait(); err != nil {
-			t.Errorf("worker %d: %v\n%s", rank, err, outs[rank].String())
-		} else if n := strings.Count(outs[rank].String(), `"mask":"0x7"`); n != 3 {
-			t.Errorf("worker %d: %d all-reduces over all three ranks, want 3:\n%s", rank, n, outs[rank].String())
+	for rank, w := range m.startWorkers("--grads", "synthetic:50000", "--rounds", "3") {
+		if err := w.Wait(); err != nil || w.reduced() != 3 {
+			t.Errorf("worker %d: %v, %d all-reduces over all three ranks, want 3", rank, err, w.reduced())
 		}
 	}
 }
