@@ -130,25 +130,37 @@ func (c *Controller) letIn(ctx context.Context, j *job, meet *rendezvous, rec *r
 	}
 }
 
-// awaitRanks waits for a step that ranks take. Those that do not take it in time, as late says, are gone.
+// awaitRanks waits for a step that ranks take. Those that do not take it in time, as late says, are gone; those that have
+// not come back to a controller that was restarted have more time than that.
 func (c *Controller) awaitRanks(ctx context.Context, meet *rendezvous, rec *recovering, done <-chan struct{}, late func(*recovering) uint64) bool {
-	timer := time.NewTimer(freezeTimeout)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return true
-	case <-rec.void:
-	case <-ctx.Done():
-	case <-timer.C:
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if !rec.underWay() {
+	tick := time.NewTicker(freezeTimeout)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return true
+		case <-rec.void:
 			return false
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+			if c.expelLate(ctx, meet, rec, late) {
+				return false
+			}
 		}
-		how := fmt.Sprintf("did not answer within %v: the job %s", freezeTimeout, rec.describe())
-		c.expel(ctx, meet, late(rec), how)
 	}
-	return false
+}
+
+// expelLate takes ranks out of a recovery that it waits for in vain, and reports whether there were any.
+func (c *Controller) expelLate(ctx context.Context, meet *rendezvous, rec *recovering, late func(*recovering) uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ranks := late(rec) &^ meet.stillAway()
+	if !rec.underWay() || ranks == 0 {
+		return false
+	}
+	c.expel(ctx, meet, ranks, fmt.Sprintf("did not answer within %v; the job recovers from this: %s", freezeTimeout, rec.reason))
+	return true
 }
 
 // expel takes ranks out of a job that is recovering; the recovery begins anew with the others, where they are enough.

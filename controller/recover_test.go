@@ -146,9 +146,18 @@ func (r *room) loseSwitch() {
 // serveAll joins all ranks, with the same state.
 func (r *room) serveAll(job *api.Job, state func(s *station)) []*station {
 	ranks, _ := r.joinAll(job.Name, job.Ranks)
-	var stations []*station
-	for _, k := range ranks {
-		stations = append(stations, k.serve(job.Id, state))
+	stations := make([]*station, len(ranks))
+	for i, k := range ranks {
+		stations[i] = k.serve(job.Id, state)
+	}
+	return stations
+}
+
+// serveRanks has ranks take part in recoveries which have nothing yet.
+func serveRanks(ranks []*rank, id uint32) []*station {
+	stations := make([]*station, len(ranks))
+	for i, k := range ranks {
+		stations[i] = k.serve(id, nil)
 	}
 	return stations
 }
@@ -214,9 +223,6 @@ func TestServerLosesMemory(t *testing.T) {
 	one := r.create("one", 2, &api.Policy{Mode: "server", Servers: []string{"s0"}, Pool: 16})
 	stations := r.serveAll(one, nil)
 	r.agents["s0"].stop()
-	r.agents["s0"].mu.Lock()
-	r.agents["s0"].instance++
-	r.agents["s0"].mu.Unlock()
 	r.agents["s0"].start()
 	for _, reply := range r.replies(stations) {
 		if reply.Epoch != 2 || reply.Round != 0 || reply.Seq != 0 || len(reply.Finals)+len(reply.Results) != 0 {
@@ -227,13 +233,10 @@ func TestServerLosesMemory(t *testing.T) {
 
 	// The other server: nothing is lost that the job needs. Nor is it when an agent alone starts again.
 	r.agents["s1"].stop()
-	r.agents["s1"].mu.Lock()
-	r.agents["s1"].instance++
-	r.agents["s1"].mu.Unlock()
 	r.agents["s1"].start()
 	r.agents["s0"].stop()
-	r.agents["s0"].start()
-	r.until("both are missed and come back", func() bool { return r.agents["s0"].asked() && r.agents["s1"].asked() })
+	r.agents["s0"].resume()
+	r.until("both are missed and come back", func() bool { return r.agents["s0"].visited() && r.agents["s1"].visited() })
 	r.ready()
 	if j := r.job("one"); j.Epoch != 2 || j.Recovery != "" {
 		t.Errorf("job is %v", j)
@@ -500,7 +503,7 @@ func TestRecoveryWaitsForADevice(t *testing.T) {
 	r.until("it waits for s1", func() bool {
 		return strings.Contains(r.job("train").Recovery, "waits to install epoch 2: install plan of job") && strings.Contains(r.job("train").Recovery, "server s1")
 	})
-	r.agents["s1"].start()
+	r.agents["s1"].resume()
 	r.replies(stations)
 	r.installed()
 }

@@ -9,9 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"xagg/policy"
 	"xagg/wire"
 )
@@ -41,6 +38,11 @@ type rendezvous struct {
 
 	recovery *recovering   // the last one, nil = there was none
 	freeze   chan struct{} // closed when another one begins
+
+	settled bool // everything is installed: the ranks are about to be let go, or were
+
+	// awaited is the mask of ranks that joined an earlier controller and have not come back to this one yet.
+	awaited uint64
 
 	since map[sightKey]time.Time // since when, at least, chunks are incomplete, as of the last look
 
@@ -158,20 +160,37 @@ func (r *rendezvous) join(rank int, s seat) error {
 	return nil
 }
 
-// listen has a rank that only lost its stream listen again. Its error has the code that the API promises.
-func (r *rendezvous) listen(rank int, id uint32, m member) error {
-	s := r.seats[rank]
+// reseat gives a rank its seat again that has only lost its stream, of the same incarnation; its older streams no longer
+// count. When the job is over, for all or for this rank, the stream has to say so.
+func (r *rendezvous) reseat(rank int, s seat) error {
+	old := r.seats[rank]
 	switch {
-	case id != uint32(r.id) || r.ended() || s == nil || s.lost != nil:
-		return status.Errorf(codes.Aborted, "the incarnation %d of job %q that rank %d was in is over", id, r.job, rank)
-	case s.member.host.IP != m.host.IP || s.member.udpPort != m.udpPort:
-		return status.Errorf(codes.FailedPrecondition, "rank %d of job %q is at %s port %d, not at %s port %d", rank, r.job,
-			s.member.host.IP, s.member.udpPort, m.host.IP, m.udpPort)
-	case s.deaf && r.recovery != nil && r.recovery.ranks>>rank&1 == 0:
-		return status.Errorf(codes.Aborted, "job %q has recovered without rank %d meanwhile", r.job, rank)
+	case old == nil && r.ended():
+		return nil
+	case old == nil || r.state == stateWaiting || r.state == stateInstalling:
+		return &seatError{fmt.Sprintf("rank %d of job %q cannot come back to what has not begun", rank, r.job)}
+	case old.member != s.member:
+		return &seatError{fmt.Sprintf("rank %d of job %q is at %s port %d, not at %s port %d", rank, r.job,
+			old.member.host.IP, old.member.udpPort, s.member.host.IP, s.member.udpPort)}
+	case old.digest != s.digest:
+		return &seatError{fmt.Sprintf("rank %d of job %q has %q, not %q", rank, r.job, old.digest, s.digest)}
 	}
-	s.deaf = false
+	if old.deaf && old.lost == nil && r.recovery != nil && r.recovery.ranks>>rank&1 == 0 {
+		old.lost = fmt.Errorf("the job has recovered without rank %d meanwhile; join anew", rank)
+	}
+	if old.lost == nil {
+		r.awaited &^= 1 << rank
+		old.deaf = false
+	}
 	return nil
+}
+
+// stillAway returns the mask of ranks that are expected back after a restart of the controller.
+func (r *rendezvous) stillAway() uint64 {
+	if r.ended() {
+		return 0
+	}
+	return r.awaited &^ r.left
 }
 
 // disagreement finds the ranks whose digest is not the one that most have; of equally common ones the lowest rank's
@@ -239,6 +258,7 @@ func (r *rendezvous) goes(rank int, how string) {
 		return
 	}
 	s.deaf = true
+	r.awaited &^= 1 << rank
 	if r.left&(1<<rank) != 0 {
 		return
 	}

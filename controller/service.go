@@ -148,6 +148,7 @@ func (c *Controller) dropJob(ctx context.Context, name string, why error) error 
 	delete(c.meets, name)
 	delete(c.errs, name)
 	c.mu.Unlock()
+	c.trySave()
 
 	c.applying.Lock()
 	defer c.applying.Unlock()
@@ -211,8 +212,12 @@ type listener struct {
 // listener returns the next stream to a rank that has joined.
 func (r *rendezvous) listener(rank int) *listener {
 	s := r.seats[rank]
+	l := &listener{meet: r, rank: rank, seat: s, ready: r.ready}
+	if s == nil {
+		return l // of what is over: the stream says so
+	}
 	s.stream++
-	l := &listener{r, rank, s, s.stream, r.ready}
+	l.stream = s.stream
 	if s.back != nil {
 		l.ready = s.back
 	}
@@ -227,10 +232,14 @@ func (c *Controller) news(l *listener) (more <-chan struct{}, freeze *api.Freeze
 	if rec := l.meet.recovery; rec.underWay() && rec.ranks>>l.rank&1 != 0 {
 		freeze = &api.Freeze{Recovery: rec.number, Reason: rec.reason}
 	}
-	return l.meet.freeze, freeze, l.seat.lost
+	if l.seat != nil {
+		lost = l.seat.lost
+	}
+	return l.meet.freeze, freeze, lost
 }
 
-// join takes a rank's seat in a job, and in a new incarnation of it when the last one has ended.
+// join takes a rank's seat in a job, and in a new incarnation of it when the last one has ended. A rank that only lost its
+// stream gets its seat again, and one of a quorum job that was gone is let in.
 func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*listener, error) {
 	m, err := c.memberOf(req)
 	if err != nil {
@@ -246,12 +255,19 @@ func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*listener,
 	if rank >= j.spec.Ranks {
 		return nil, invalid("rank", "%d is beyond the ranks 0..%d of job %q", rank, j.spec.Ranks-1, j.spec.Name)
 	}
+	s := seat{member: m, digest: req.GetDigest()}
 	if id := req.GetId(); id != 0 {
-		if err := meet.listen(rank, id, m); err != nil {
-			return nil, err
+		if id != uint32(meet.id) {
+			return nil, status.Errorf(codes.Aborted, "job %q has begun anew without this rank", meet.job)
 		}
-		c.log.Info("rank listens again", "job", j.spec.Name, "rank", rank)
+		if err := meet.reseat(rank, s); err != nil {
+			return nil, apiError(err)
+		}
+		c.log.Info("rank is back", "job", meet.job, "rank", rank, "host", m.host.Name, "still_away", policy.FormatMask(meet.stillAway()))
 		return meet.listener(rank), nil
+	}
+	if meet.stillAway()>>rank&1 != 0 { // whoever was this rank would have come with the id
+		c.lose(ctx, meet, rank, func() { meet.goes(rank, "was started anew") })
 	}
 	if meet.ended() {
 		c.intent.renew(j)
@@ -259,7 +275,7 @@ func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*listener,
 		c.meets[j.spec.Name] = meet
 		c.log.Info("job begins anew", "job", j.spec.Name, "id", j.id)
 	}
-	if err := meet.join(rank, seat{member: m, digest: req.GetDigest()}); err != nil {
+	if err := meet.join(rank, s); err != nil {
 		return nil, apiError(err)
 	}
 	c.log.Info("rank joined", "job", j.spec.Name, "rank", rank, "host", m.host.Name, "udp_port", m.udpPort)
@@ -298,6 +314,10 @@ func (c *Controller) install(ctx context.Context, meet *rendezvous) {
 		err := c.apply(ctx, meet.id)
 		if err == nil {
 			c.mu.Lock()
+			meet.settled = true
+			c.mu.Unlock()
+			c.trySave() // first: ranks that were let go come back to a controller that knows it
+			c.mu.Lock()
 			meet.installed()
 			c.mu.Unlock()
 			c.log.Info("job runs", "job", name)
@@ -321,12 +341,18 @@ func (c *Controller) install(ctx context.Context, meet *rendezvous) {
 	}
 }
 
-// gone tells a rendezvous that a stream to a rank has ended, unless there is a newer one.
+// gone tells a rendezvous that a stream to a rank has ended, unless there is a newer one. That all streams end with the
+// controller says nothing of the ranks: they are expected back.
 func (c *Controller) gone(ctx context.Context, l *listener) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if l.meet.seats[l.rank] == l.seat && l.seat.stream == l.stream {
+	over := l.meet.ended()
+	if l.seat != nil && l.meet.seats[l.rank] == l.seat && l.seat.stream == l.stream && !c.stopping {
 		c.lose(ctx, l.meet, l.rank, func() { l.meet.gone(l.rank) })
+	}
+	ends := l.meet.ended() && !over
+	c.mu.Unlock()
+	if ends {
+		c.trySave()
 	}
 }
 
@@ -392,6 +418,7 @@ func (s *service) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveR
 	if err != nil {
 		return nil, err
 	}
+	s.c.trySave()
 	if req.GetError() != "" {
 		return &api.LeaveReply{}, nil
 	}
@@ -458,6 +485,9 @@ func (c *Controller) describe(j *job) *api.Job {
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),
 		Change:      describeChange(j.change, meet),
+	}
+	if away := meet.stillAway(); away != 0 {
+		out.Recovery = fmt.Sprintf("the controller was restarted and waits for ranks %s to come back", policy.FormatMask(away))
 	}
 	switch {
 	case meet.err != nil:
