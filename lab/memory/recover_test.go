@@ -319,7 +319,8 @@ func (j *lossy) steer(ctx context.Context) error {
 		switch code := status.Code(err); {
 		case err == nil:
 			i++
-		case ctx.Err() != nil, code == codes.FailedPrecondition, code == codes.Unavailable, code == codes.Aborted, code == codes.Canceled:
+		case ctx.Err() != nil, code == codes.FailedPrecondition, code == codes.Unavailable, code == codes.Aborted, code == codes.Canceled,
+			code == codes.PermissionDenied: // a switch that was lost this moment
 		default:
 			return errors.Join(errors.New("steer"), err)
 		}
