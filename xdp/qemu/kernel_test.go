@@ -17,7 +17,7 @@ import (
 
 // tests are what runs in the machine: every program is loaded, its answers are compared with the reference's, frames go
 // out and back over a veth pair.
-const tests = "^(TestPitfall29|TestPitfall31|TestPitfall32|TestAgainstReference|TestQuorumWaits|TestRunningSumWraps|TestVeth|TestOtherTrafficPasses|TestAttachErrors|TestServe)$"
+const tests = "^(TestPitfall29|TestPitfall31|TestPitfall32|TestAgainstReference|TestQuorumWaits|TestRunningSumWraps|TestArrivalsStayInOrder|TestVeth|TestOtherTrafficPasses|TestAttachErrors|TestServe)$"
 
 // subtests leaves out random traces that the running kernel is enough for: everything takes twenty times as long here.
 const subtests = "^(seed_0|native|generic|auto|sync|quorum|async)$"
