@@ -55,6 +55,7 @@ type change struct {
 	plan    int // the plan that the controller is changing from
 	step    int // of the change
 	seed    int
+	depth   int
 	last    uint32            // the round after the last one, once known
 	known   bool              //
 	epochs  map[uint32]uint16 // by round
@@ -71,8 +72,9 @@ type flying struct {
 func newChange(t *rapid.T, modes []SwitchPlan) *change {
 	const ranks = 1<<changeRanks - 1
 	s := &change{t: t, sw: NewSwitch(16), epochs: make(map[uint32]uint16)}
+	s.depth = rapid.SampledFrom([]int{1, 1, 2, 3}).Draw(t, "depth")
 	for range 2 {
-		s.servers = append(s.servers, NewServer(2*maxChangeChunks))
+		s.servers = append(s.servers, NewServer(int(s.serverRounds())*maxChangeChunks))
 	}
 	epoch := rapid.SampledFrom([]uint16{1, 65534}).Draw(t, "epoch")
 	pools := rapid.SampledFrom([]uint32{2, 4})
@@ -91,9 +93,8 @@ func newChange(t *rapid.T, modes []SwitchPlan) *change {
 	seq := rapid.SampledFrom([]uint32{0, 0xfffffff0}).Draw(t, "seq")
 	round := rapid.SampledFrom([]uint32{0, 0xfffffffe}).Draw(t, "round")
 	for r := range changeRanks {
-		w := NewWindow(WindowConfig{Job: modelJob, Epoch: s.plans[0].Epoch, Rank: uint8(r), Ranks: ranks, Pool: pool})
-		w.base, w.round = seq, round
-		s.workers = append(s.workers, w)
+		s.workers = append(s.workers, NewWindow(WindowConfig{Job: modelJob, Epoch: s.plans[0].Epoch, Rank: uint8(r),
+			Ranks: ranks, Pool: pool, Depth: s.depth, Round: round, Seq: seq}))
 	}
 	return s
 }
@@ -102,6 +103,9 @@ func newChange(t *rapid.T, modes []SwitchPlan) *change {
 func halfBase(epoch uint16) uint32 { return uint32(epoch%2) * 8 }
 
 const maxChangeChunks = 5
+
+// serverRounds is the number of rounds that a server needs: twice the depth, in powers of two.
+func (s *change) serverRounds() uint32 { return uint32(1) << bits.Len(uint(2*s.depth-1)) }
 
 // chunks is a round's size.
 func (s *change) chunks(round uint32) uint32 {
@@ -116,7 +120,7 @@ func (s *change) install(plan *SwitchPlan) {
 }
 
 func (s *change) installServer(plan *SwitchPlan, i int) {
-	err := s.servers[i].Install(ServerPlan{Job: modelJob, Epoch: plan.Epoch, Ranks: plan.Ranks, Chunks: maxChangeChunks, Rounds: 2})
+	err := s.servers[i].Install(ServerPlan{Job: modelJob, Epoch: plan.Epoch, Ranks: plan.Ranks, Chunks: maxChangeChunks, Rounds: s.serverRounds()})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -167,7 +171,7 @@ func (s *change) control() {
 // finished reports whether every rank has finished the last round before the epoch.
 func (s *change) finished(epoch uint16) bool {
 	for _, w := range s.workers {
-		if w.epoch != epoch && (w.next != epoch || !w.Done()) {
+		if wire.SerialLess16(w.Epoch(), epoch) {
 			return false
 		}
 	}
@@ -182,28 +186,21 @@ func (s *change) send() {
 
 func (s *change) sendAs(rank int) bool {
 	w := s.workers[rank]
-	if w.Done() {
-		round := w.round
-		if w.begun {
-			round++
-		}
-		if s.known && round == s.last {
-			return false
-		}
-		round, epoch := w.Begin(s.now, s.chunks(round))
+	if w.MayBegin() && (!s.known || w.round+1 != s.last) {
+		round, epoch := w.Begin(s.now, s.chunks(w.round+1))
 		if e, ok := s.epochs[round]; ok && e != epoch {
 			s.t.Fatalf("rank %d runs round %d under epoch %d, others under %d", rank, round, epoch, e)
 		}
 		s.epochs[round] = epoch
 		if epoch == s.plans[len(s.plans)-1].Epoch && !s.known {
-			s.known, s.last = true, round+2
+			s.known, s.last = true, round+2*uint32(s.depth)
 		}
 	}
 	send, ok := w.Next(s.now)
 	if !ok {
 		return false
 	}
-	p := grad(w.epoch, uint8(rank), w.round, send.Seq, send.Chunk, uint32(len(w.chunks)))
+	p := grad(s.epochs[send.Round], uint8(rank), send.Round, send.Seq, send.Chunk, s.chunks(send.Round))
 	if send.Resend {
 		p.Flags |= wire.FlagResend
 	}

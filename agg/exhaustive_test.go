@@ -30,6 +30,7 @@ type smallJob struct {
 	cohort  uint64
 	servers int
 	pool    uint32   // the switch has twice as many slots
+	depth   int      // 0 = 1
 	rounds  []uint32 // chunks of each
 }
 
@@ -90,14 +91,15 @@ func (j *smallJob) start() *smallState {
 	}
 	chunks := slices.Max(j.rounds)
 	for range j.servers {
-		server := NewServer(2 * int(chunks))
-		if err := server.Install(ServerPlan{Job: modelJob, Epoch: 1, Ranks: all, Chunks: chunks, Rounds: 2}); err != nil {
+		rounds := 2 * uint32(max(1, j.depth))
+		server := NewServer(int(rounds * chunks))
+		if err := server.Install(ServerPlan{Job: modelJob, Epoch: 1, Ranks: all, Chunks: chunks, Rounds: rounds}); err != nil {
 			panic(err)
 		}
 		s.servers = append(s.servers, server)
 	}
 	for r := range j.ranks {
-		cfg := WindowConfig{Job: modelJob, Epoch: 1, Rank: uint8(r), Ranks: all, Pool: j.pool}
+		cfg := WindowConfig{Job: modelJob, Epoch: 1, Rank: uint8(r), Ranks: all, Pool: j.pool, Depth: j.depth}
 		s.workers = append(s.workers, &smallWorker{Window: NewWindow(cfg)})
 	}
 	return s
@@ -121,7 +123,7 @@ func (s *smallState) ownServer(i int) *Server {
 func (s *smallState) ownWorker(rank int) *smallWorker {
 	old := s.workers[rank]
 	w := *old.Window
-	w.chunks = slices.Clone(w.chunks)
+	w.chunks, w.rounds = slices.Clone(w.chunks), slices.Clone(w.rounds)
 	w.ready.items = slices.Clone(w.ready.items)
 	w.timers, w.polls, w.probes = schedule{}, schedule{}, schedule{} // nothing is ever due
 	s.workers[rank] = &smallWorker{&w, old.begun, old.answered}
@@ -230,7 +232,7 @@ func (e *explorer) finish(s *smallState) {
 			}
 			for c := range s.workers[r].chunks {
 				if st := s.workers[r].chunks[c].state; st != unsent && st != finished {
-					e.resend(s, r, uint32(c))
+					e.resend(s, r, s.workers[r].base+uint32(c))
 				}
 			}
 		}
@@ -268,10 +270,7 @@ func (e *explorer) fail(err error) {
 // send lets a worker send its next chunk, or begin its next round, or returns false.
 func (e *explorer) send(s *smallState, rank int) bool {
 	w := s.ownWorker(rank)
-	if w.Done() {
-		if w.begun == len(e.job.rounds) {
-			return false
-		}
+	if w.MayBegin() && w.begun < len(e.job.rounds) {
 		w.Begin(0, e.job.rounds[w.begun])
 		w.begun++
 		s.forget(e, rank)
@@ -284,14 +283,15 @@ func (e *explorer) send(s *smallState, rank int) bool {
 	if send.Seq >= e.job.pool && w.answered>>(send.Seq-e.job.pool)&1 == 0 {
 		e.fail(fmt.Errorf("rank %d sends seq %d, seq %d is not answered", rank, send.Seq, send.Seq-e.job.pool))
 	}
-	e.resend(s, rank, send.Chunk)
+	e.resend(s, rank, send.Seq)
 	return true
 }
 
 // resend puts a worker's GRAD in flight.
-func (e *explorer) resend(s *smallState, rank int, chunk uint32) {
+func (e *explorer) resend(s *smallState, rank int, seq uint32) {
 	w := s.workers[rank]
-	p := grad(w.epoch, uint8(rank), w.round, w.base+chunk, chunk, uint32(len(w.chunks)))
+	round, r := w.span(seq)
+	p := grad(r.epoch, uint8(rank), round, seq, seq-r.seq, r.chunks)
 	m := message{from: end(rank), to: theSwitch, head: p.Header, lane: p.Lanes[0]}
 	if e.job.cohort&bit(uint8(rank)) == 0 {
 		e.deliver(s, m) // a steered GRAD passes the switch at once, which keeps no state for it either
@@ -352,11 +352,11 @@ func (e *explorer) deliver(s *smallState, m message) {
 		}
 	default:
 		w := s.ownWorker(int(m.to))
-		seq := w.base + m.head.Chunk
+		seq, known := w.seq(&m.head)
 		switch event := w.Handle(0, &m.head); {
 		case event == EventRefused:
 			e.fail(fmt.Errorf("rank %d is refused: %v", m.to, m.head.Reason))
-		case m.head.Round != w.round || w.begun == 0:
+		case !known:
 			if event != EventNone {
 				e.fail(fmt.Errorf("rank %d takes %v of round %d in round %d", m.to, m.head.Type, m.head.Round, w.round))
 			}
@@ -365,6 +365,16 @@ func (e *explorer) deliver(s *smallState, m message) {
 		}
 		s.forget(e, int(m.to))
 	}
+}
+
+// seq returns the seq of the chunk that an answer is for, unless its round is not under way.
+func (w *smallWorker) seq(h *wire.Header) (seq uint32, known bool) {
+	for i := range w.rounds {
+		if r := &w.rounds[i]; w.round-h.Round == uint32(len(w.rounds)-1-i) {
+			return r.seq + h.Chunk, r.left > 0
+		}
+	}
+	return 0, false
 }
 
 // check checks an aggregator's answer.
@@ -388,9 +398,10 @@ func (s *smallState) forget(e *explorer, rank int) {
 		if !s.sent.has(i) || m.to != end(rank) {
 			continue
 		}
-		old := m.head.Round != w.round
-		if !old {
-			c := &w.chunks[m.head.Chunk]
+		seq, known := w.seq(&m.head)
+		old := !known && m.head.Round <= w.round
+		if known {
+			c := w.at(seq)
 			old = c.state == finished || c.open && m.head.Type != wire.TypeResult ||
 				c.state == delivered && m.head.Type == wire.TypeWait
 		}
@@ -411,7 +422,7 @@ func (e *explorer) toWorkers(s *smallState, p *wire.Packet, ranks uint64) {
 	for ; ranks != 0; ranks &= ranks - 1 {
 		rank := end(bits.TrailingZeros64(ranks))
 		// A window's rules look at these fields only.
-		head := wire.Header{Type: p.Type, Job: p.Job, Round: p.Round, Chunk: p.Chunk, Reason: p.Reason}
+		head := wire.Header{Type: p.Type, Job: p.Job, Epoch: p.Epoch, Round: p.Round, Chunk: p.Chunk, Reason: p.Reason}
 		if head.Contributors = p.Contributors; p.Type != wire.TypeResult {
 			head.Contributors &= bit(uint8(rank))
 		}
@@ -447,6 +458,12 @@ func TestEverySchedule(t *testing.T) {
 		// The switch sums both ranks, the server only finalizes.
 		{"partial/pool 1/4 chunks", smallJob{ranks: 2, cohort: 3, servers: 1, pool: 1, rounds: []uint32{4}}, true},
 		{"partial/pool 1/3 rounds of 1", smallJob{ranks: 2, cohort: 3, servers: 1, pool: 1, rounds: []uint32{1, 1, 1}}, false},
+		// Several rounds under way.
+		{"switch/pool 1/depth 2/4 rounds of 1", smallJob{ranks: 2, cohort: 3, pool: 1, depth: 2, rounds: []uint32{1, 1, 1, 1}}, false},
+		{"switch/pool 2/depth 2/rounds of 2, 1 and 2", smallJob{ranks: 2, cohort: 3, pool: 2, depth: 2, rounds: []uint32{2, 1, 2}}, false},
+		{"switch/pool 2/depth 3/4 rounds of 1", smallJob{ranks: 2, cohort: 3, pool: 2, depth: 3, rounds: []uint32{1, 1, 1, 1}}, false},
+		{"server/pool 2/depth 2/3 rounds of 1", smallJob{ranks: 2, servers: 1, pool: 2, depth: 2, rounds: []uint32{1, 1, 1}}, false},
+		{"hybrid/pool 2/depth 2/3 rounds of 1", smallJob{ranks: 2, cohort: 1, servers: 1, pool: 2, depth: 2, rounds: []uint32{1, 1, 1}}, false},
 		{"hybrid of 3/pool 1/2 chunks", smallJob{ranks: 3, cohort: 3, servers: 1, pool: 1, rounds: []uint32{2}}, false},
 		{"hybrid of 3/pool 1/2 rounds of 1", smallJob{ranks: 3, cohort: 3, servers: 1, pool: 1, rounds: []uint32{1, 1}}, false},
 	}

@@ -1,8 +1,12 @@
 package agg
 
-import "time"
+import (
+	"time"
 
-// fifo is a queue of chunk numbers. Its zero value is empty.
+	"xagg/wire"
+)
+
+// fifo is a queue of chunks, by seq. Its zero value is empty.
 type fifo struct {
 	items []uint32
 	head  int
@@ -10,7 +14,12 @@ type fifo struct {
 
 func (q *fifo) reset() { q.items, q.head = q.items[:0], 0 }
 
-func (q *fifo) push(c uint32) { q.items = append(q.items, c) }
+func (q *fifo) push(c uint32) {
+	if q.head > len(q.items)/2 && len(q.items) == cap(q.items) {
+		q.items, q.head = q.items[:copy(q.items, q.items[q.head:])], 0
+	}
+	q.items = append(q.items, c)
+}
 
 func (q *fifo) pop() (uint32, bool) {
 	if q.head == len(q.items) {
@@ -23,8 +32,8 @@ func (q *fifo) pop() (uint32, bool) {
 }
 
 // any reports whether a chunk of the queue is still in a state.
-func (q *fifo) any(chunks []chunk, state chunkState) bool {
-	for q.head < len(q.items) && chunks[q.items[q.head]].state != state {
+func (q *fifo) any(w *Window, state chunkState) bool {
+	for q.head < len(q.items) && !w.in(q.items[q.head], state) {
 		q.head++
 	}
 	return q.head < len(q.items)
@@ -38,10 +47,12 @@ type schedule struct {
 
 type entry struct {
 	due   time.Duration
-	chunk uint32
+	chunk uint32 // seq
 }
 
-func (e entry) before(f entry) bool { return e.due < f.due || e.due == f.due && e.chunk < f.chunk }
+func (e entry) before(f entry) bool {
+	return e.due < f.due || e.due == f.due && wire.SerialLess(e.chunk, f.chunk)
+}
 
 func (s *schedule) reset() { s.heap = s.heap[:0] }
 
@@ -56,10 +67,10 @@ func (s *schedule) add(due time.Duration, chunk uint32) {
 }
 
 // first returns the earliest due time.
-func (s *schedule) first(chunks []chunk, state chunkState) (time.Duration, bool) {
+func (s *schedule) first(w *Window, state chunkState) (time.Duration, bool) {
 	for len(s.heap) > 0 {
 		e := s.heap[0]
-		if c := &chunks[e.chunk]; c.state == state && c.due == e.due {
+		if w.in(e.chunk, state) && w.at(e.chunk).due == e.due {
 			return e.due, true
 		}
 		s.removeFirst()
@@ -68,8 +79,8 @@ func (s *schedule) first(chunks []chunk, state chunkState) (time.Duration, bool)
 }
 
 // due removes and returns the chunk that is due first, if it is due at time now.
-func (s *schedule) due(now time.Duration, chunks []chunk, state chunkState) (uint32, bool) {
-	if t, ok := s.first(chunks, state); !ok || t > now {
+func (s *schedule) due(now time.Duration, w *Window, state chunkState) (uint32, bool) {
+	if t, ok := s.first(w, state); !ok || t > now {
 		return 0, false
 	}
 	c := s.heap[0].chunk

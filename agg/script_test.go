@@ -404,7 +404,7 @@ func (s *serverScript) run(cmd string, a *args) string {
 	return ""
 }
 
-// windowScript: window, begin, next (all that is due), at, rto, result, ack, wait, nack, missing, stats.
+// windowScript: window, begin, listen, next (all that is due), at, rto, epoch, result, ack, wait, nack, missing, stats.
 // t= sets the clock before the command.
 type windowScript struct {
 	*Window
@@ -421,17 +421,21 @@ func (s *windowScript) run(cmd string, a *args) string {
 	switch cmd {
 	case "window":
 		s.Window = NewWindow(WindowConfig{Job: 1, Epoch: uint16(a.num("epoch", 1)), Rank: uint8(a.num("rank", 0)),
-			Ranks: a.mask("ranks", 3), Pool: uint32(a.num("pool", 2))})
+			Ranks: a.mask("ranks", 3), Pool: uint32(a.num("pool", 2)),
+			Depth: int(a.num("depth", 0)), Quorum: int(a.num("quorum", 0)), Wait: a.time("wait")})
 	case "begin":
-		if !s.Done() {
-			a.note(fmt.Errorf("the round before is not done"))
-			return ""
+		chunks := uint32(a.num("chunks", 1))
+		if !s.MayBegin() {
+			return "not yet\n"
 		}
-		round, epoch := s.Begin(s.now, uint32(a.num("chunks", 1)))
+		round, epoch := s.Begin(s.now, chunks)
+		return fmt.Sprintf("round %d epoch %d\n", round, epoch)
+	case "listen":
+		round, epoch := s.Listen(s.now, uint32(a.num("chunks", 1)))
 		return fmt.Sprintf("round %d epoch %d\n", round, epoch)
 	case "at": // as if so many rounds and chunks had been before: a long job's counters
-		s.begun, s.Window.round, s.base, s.chunks = true, uint32(a.num("round", 0)), uint32(a.num("seq", 0)), nil
-		s.left = 0
+		s.Window.round, s.base, s.chunks = uint32(a.num("round", 0)), uint32(a.num("seq", 0)), nil
+		s.rounds, s.left = nil, 0
 	case "next":
 		var b strings.Builder
 		for {
@@ -439,7 +443,11 @@ func (s *windowScript) run(cmd string, a *args) string {
 			if !ok {
 				break
 			}
-			fmt.Fprintf(&b, "send %d seq %d", send.Chunk, send.Seq)
+			b.WriteString("send ")
+			if s.cfg.Depth > 1 {
+				fmt.Fprintf(&b, "round %d chunk ", send.Round)
+			}
+			fmt.Fprintf(&b, "%d seq %d", send.Chunk, send.Seq)
 			if send.Resend {
 				b.WriteString(" resend")
 			}
@@ -453,9 +461,9 @@ func (s *windowScript) run(cmd string, a *args) string {
 		return b.String()
 	case "result", "ack", "wait", "nack", "grad":
 		h := &wire.Header{
-			Type: types[cmd], Job: uint16(a.num("job", 1)), Epoch: s.epoch, Rank: uint8(a.num("rank", int64(s.cfg.Rank))),
+			Type: types[cmd], Job: uint16(a.num("job", 1)), Epoch: uint16(a.num("epoch", int64(s.epoch))), Rank: uint8(a.num("rank", int64(s.cfg.Rank))),
 			Round: uint32(a.num("round", int64(s.Window.round))), Chunk: uint32(a.num("chunk", 0)), NextEpoch: uint16(a.num("next", 0)),
-			Contributors: a.mask("mask", bit(s.cfg.Rank)),
+			Contributors: a.mask("mask", bit(s.cfg.Rank)), SpreadUs: uint32(a.time("spread") / time.Microsecond),
 		}
 		if cmd == "result" {
 			h.Contributors = a.mask("mask", s.cfg.Ranks)
@@ -471,6 +479,8 @@ func (s *windowScript) run(cmd string, a *args) string {
 		return fmt.Sprintf("ranks %s, %d chunks from %d on, done %v\n", showMask(ranks), chunks, first, s.Done())
 	case "stats":
 		return fmt.Sprintf("%+v\n", s.Stats())
+	case "epoch":
+		return fmt.Sprintf("epoch %d\n", s.Epoch())
 	case "rto":
 		return fmt.Sprintf("rto %v, window %d\n", s.rtt.rto, s.limit)
 	default:

@@ -4,20 +4,29 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"time"
 
 	"xagg/wire"
 )
 
-// WindowConfig configures a worker's window. All fields are needed.
+// WindowConfig configures a worker's window. All fields down to Pool are needed.
 type WindowConfig struct {
 	Job   uint16
-	Epoch uint16 // of the first round
+	Epoch uint16 // of the first Depth rounds
 	Rank  uint8
 	Ranks uint64 // mask of all ranks
 	// Pool: a seq may be sent when seq-Pool was answered. A power of two, at most the pool of every plan that the job
 	// will run under: with a smaller one the rule is stricter than it needs to be, with a larger one slots break.
 	Pool uint32
+	// Depth is the number of rounds that may be under way; 0 = 1.
+	Depth int
+	// Round and Seq are what the first round and its chunk 0 are numbered: not 0 for a rank that comes back to a job.
+	Round, Seq uint32
+	// Quorum is the number of ranks that are enough for a RESULT, 0 = all, and Wait how long aggregators keep a chunk open
+	// for more.
+	Quorum int
+	Wait   time.Duration
 }
 
 const (
@@ -33,9 +42,11 @@ const (
 	pollGap  = time.Millisecond      // between any two polls: a poll is a whole GRAD
 )
 
-// Window is a worker's side of the protocol for one job with one round under way: which chunk to send now, what an
-// answer means, when to look again. Time is a time.Duration since an arbitrary fixed origin of the caller's; it must
-// not run backwards.
+// Window is a worker's side of the protocol for one job: which chunk to send now, what an answer means, when to look
+// again. Time is a time.Duration since an arbitrary fixed origin of the caller's; it must not run backwards.
+//
+// Up to Depth rounds are under way at once. They are one sequence of chunks, numbered by seq, and the rules below know
+// of rounds only where an answer says which chunk it is for, and where a round begins or ends.
 //
 // Two limits hold at once. The window rule protects the aggregators' slots: a chunk is ready when the chunk that is
 // Pool before it was answered by a RESULT or by an ACK that covers this rank; a WAIT does not count, since the switch
@@ -44,26 +55,28 @@ const (
 //
 // A chunk without a RESULT is lost, or waits for another rank; for a straggler all chunks wait. What tells the two apart
 // is a RESULT of a later chunk. A chunk that is behind it is sent again whenever its timer runs out. Of all the others
-// one at a time is sent again, as a probe, and the longer a round waits for a rank, as WAITs and ACKs say, the rarer.
+// one at a time is sent again, as a probe, and the longer the job waits for a rank, as WAITs and ACKs say, the rarer.
+//
+// With a quorum nobody waits for a straggler, but it is a repeated contribution that closes a chunk once its time is
+// over. So every chunk is sent again: when its timer runs out, and what an aggregator has, when the chunk may be closed.
 type Window struct {
-	cfg   WindowConfig
-	round uint32
-	epoch uint16
-	next  uint16 // newest epoch that a chunk 0 announced, else epoch
-	base  uint32 // seq of the round's chunk 0
-	begun bool
+	cfg    WindowConfig
+	round  uint32 // number of the newest round
+	epoch  uint16 // of the newest round
+	next   uint16 // newest epoch that a round announced which is not among rounds any more, else the first one
+	rounds []span // the newest Depth rounds, ascending
 
-	chunks []chunk
-	first  uint32 // no chunk before it is unfinished
-	left   int    // unfinished chunks
-
-	newest uint32 // no chunk from here on is finished
+	base   uint32  // seq of the first of chunks
+	chunks []chunk // of rounds
+	first  uint32  // seq: no chunk before it is unfinished
+	newest uint32  // seq: no chunk from here on is finished
+	left   int     // unfinished chunks
 
 	ready     fifo     // chunks that the window rule allows and that were never sent
 	lost      fifo     // chunks that are lost, waiting for room in the congestion window
 	silent    fifo     // chunks whose timer ran out, to be probed
 	timers    schedule // of the chunks in flight
-	polls     schedule // of the overdue chunks
+	polls     schedule // of the overdue chunks; with a quorum, of all that were delivered
 	probes    schedule // of the delivered chunks
 	nextPoll  time.Duration
 	nextProbe time.Duration
@@ -82,6 +95,15 @@ type Window struct {
 	stats Stats
 }
 
+// span is a round: the chunks of a window that belong together.
+type span struct {
+	seq       uint32 // of chunk 0
+	chunks    uint32
+	left      uint32 // unfinished chunks
+	epoch     uint16
+	announced uint16 // by its chunk 0; 0 = nothing
+}
+
 type chunkState uint8
 
 const (
@@ -90,7 +112,7 @@ const (
 	timedOut             // it is lost or waits for others: a probe will tell
 	lost                 // to be sent again as soon as the congestion window has room
 	delivered            // an ACK or a WAIT said that it is in; from due on it may be probed
-	overdue              // delivered, and a later chunk is finished; due is the next poll
+	overdue              // delivered, and a later chunk is finished, or there is a quorum; due is the next poll
 	finished             // its RESULT was taken
 )
 
@@ -101,18 +123,22 @@ type chunk struct {
 	state chunkState
 	open  bool  // answered by a RESULT or an ACK: the chunk Pool after it is ready
 	sends uint8 // transmissions, saturating
+	alone bool  // nothing but the last transmission is without an answer
 }
 
 // NewWindow returns a window before its first round.
 func NewWindow(cfg WindowConfig) *Window {
-	if cfg.Rank >= wire.MaxRanks || cfg.Ranks>>cfg.Rank&1 == 0 || bits.OnesCount32(cfg.Pool) != 1 {
-		panic(fmt.Sprintf("agg: new window: rank %d, ranks %#x, pool %d: the rank must be one of the ranks and the "+
-			"pool a power of two", cfg.Rank, cfg.Ranks, cfg.Pool))
+	if cfg.Rank >= wire.MaxRanks || cfg.Ranks>>cfg.Rank&1 == 0 || bits.OnesCount32(cfg.Pool) != 1 || cfg.Depth < 0 {
+		panic(fmt.Sprintf("agg: new window: rank %d, ranks %#x, pool %d, depth %d: the rank must be one of the ranks and the "+
+			"pool a power of two", cfg.Rank, cfg.Ranks, cfg.Pool, cfg.Depth))
 	}
+	cfg.Depth = max(cfg.Depth, 1)
 	return &Window{
 		cfg:      cfg,
+		round:    cfg.Round - 1,
 		epoch:    cfg.Epoch,
 		next:     cfg.Epoch,
+		base:     cfg.Seq,
 		limit:    int(min(cfg.Pool, initialCongestion)),
 		limitMin: int(min(cfg.Pool, uint32(max(1, min(leastCongestion, maxCongestion/bits.OnesCount64(cfg.Ranks)))))),
 		limitMax: int(min(cfg.Pool, maxCongestion)),
@@ -121,40 +147,133 @@ func NewWindow(cfg WindowConfig) *Window {
 	}
 }
 
-// Begin starts the next round with the given number of chunks (at least 1). The round before must be Done.
-// It returns the round's number and the epoch that the round runs under.
+// MayBegin reports whether a round may begin: fewer than Depth are under way, and of all rounds that are Depth or more
+// before it every RESULT is in.
+func (w *Window) MayBegin() bool { return len(w.rounds) < w.cfg.Depth || w.rounds[0].left == 0 }
+
+// NextRound returns the number of the round to begin next.
+func (w *Window) NextRound() uint32 { return w.round + 1 }
+
+// NextSeq returns the seq of that round's chunk 0.
+func (w *Window) NextSeq() uint32 { return w.base + uint32(len(w.chunks)) }
+
+// Begin starts the next round, which [Window.MayBegin], with the given number of chunks (at least 1). It returns the
+// round's number and the epoch that the round runs under.
 func (w *Window) Begin(now time.Duration, chunks uint32) (round uint32, epoch uint16) {
-	if chunks == 0 || !w.Done() {
-		panic(fmt.Sprintf("agg: begin round: %d chunks while %d of round %d are unfinished", chunks, w.left, w.round))
+	seq := w.begin(now, chunks)
+	for c := range min(chunks, w.cfg.Pool) {
+		if w.allowed(seq + c) {
+			w.ready.push(seq + c)
+		}
 	}
-	if w.begun {
-		w.round++
-		w.base += uint32(len(w.chunks))
+	return w.round, w.epoch
+}
+
+// Listen is Begin for a rank that has nothing to contribute, in a job with a quorum: it sends nothing unless a RESULT does
+// not come for long.
+func (w *Window) Listen(now time.Duration, chunks uint32) (round uint32, epoch uint16) {
+	seq := w.begin(now, chunks)
+	for c := range chunks {
+		w.at(seq + c).state = overdue
+		w.postpone(now, seq+c)
 	}
-	w.begun = true
-	w.epoch = w.next
-	if cap(w.chunks) < int(chunks) {
-		w.chunks = make([]chunk, chunks)
+	return w.round, w.epoch
+}
+
+// postpone has a chunk that was only listened for asked for later.
+func (w *Window) postpone(now time.Duration, i uint32) {
+	c := w.at(i)
+	c.due = now + w.cfg.Wait + probeMax
+	w.polls.add(c.due, i)
+}
+
+// allowed reports whether the window rule allows a chunk.
+func (w *Window) allowed(i uint32) bool {
+	before := i - w.cfg.Pool
+	return !w.has(before) || w.at(before).open
+}
+
+// begin adds a round and returns the seq of its chunk 0.
+func (w *Window) begin(now time.Duration, chunks uint32) (seq uint32) {
+	if chunks == 0 || !w.MayBegin() {
+		panic(fmt.Sprintf("agg: begin round: %d chunks while %d of %d rounds up to %d are unfinished",
+			chunks, w.left, len(w.rounds), w.round))
 	}
-	w.chunks = w.chunks[:chunks]
-	clear(w.chunks)
-	w.first, w.newest, w.left, w.flight = 0, 0, int(chunks), 0
+	w.epoch = w.nextEpoch()
+	if len(w.rounds) == w.cfg.Depth {
+		w.next = w.epoch
+		n := w.rounds[0].chunks
+		w.rounds = w.rounds[:copy(w.rounds, w.rounds[1:])]
+		w.chunks = w.chunks[:copy(w.chunks, w.chunks[n:])]
+		w.base += n
+	}
+	seq = w.NextSeq()
+	if w.left == 0 {
+		w.rest(now, seq)
+	}
+	w.round++
+	w.rounds = append(w.rounds, span{seq: seq, chunks: chunks, left: chunks, epoch: w.epoch})
+	w.left += int(chunks)
+	n := len(w.chunks)
+	w.chunks = slices.Grow(w.chunks, int(chunks))[:n+int(chunks)]
+	clear(w.chunks[n:])
+	return seq
+}
+
+// rest forgets what concerns finished chunks only. Every chunk is finished; the next has the given seq.
+func (w *Window) rest(now time.Duration, seq uint32) {
+	w.first, w.newest = seq, seq
 	w.ready.reset()
 	w.lost.reset()
 	w.silent.reset()
 	w.timers.reset()
 	w.polls.reset()
 	w.probes.reset()
-	// Every chunk of the round before has its RESULT, so the first Pool chunks are ready.
-	for c := range min(chunks, w.cfg.Pool) {
-		w.ready.push(c)
-	}
 	w.nextPoll, w.nextProbe, w.interval, w.asked = now, now, 0, false
-	return w.round, w.epoch
+}
+
+// nextEpoch returns the epoch of the next round, once it may begin: what the rounds that are Depth or more before it
+// have announced decides it, and all ranks have those.
+func (w *Window) nextEpoch() uint16 {
+	if len(w.rounds) == w.cfg.Depth {
+		if e := w.rounds[0].announced; e != 0 && wire.SerialLess16(w.next, e) {
+			return e
+		}
+	}
+	return w.next
+}
+
+// Epoch returns the oldest epoch under which this rank still has, or may begin, a round: all its rounds under older
+// ones are finished.
+func (w *Window) Epoch() uint16 {
+	for i := range w.rounds {
+		if r := &w.rounds[i]; r.left > 0 {
+			return r.epoch
+		}
+	}
+	return w.nextEpoch()
+}
+
+// has reports whether the chunk belongs to one of the rounds; one before them is finished.
+func (w *Window) has(seq uint32) bool { return seq-w.base < uint32(len(w.chunks)) }
+
+func (w *Window) at(seq uint32) *chunk { return &w.chunks[seq-w.base] }
+
+// in reports whether the chunk is in a state.
+func (w *Window) in(seq uint32, state chunkState) bool { return w.has(seq) && w.at(seq).state == state }
+
+// span returns the round that a chunk belongs to.
+func (w *Window) span(seq uint32) (number uint32, r *span) {
+	i := len(w.rounds) - 1
+	for i > 0 && wire.SerialLess(seq, w.rounds[i].seq) {
+		i--
+	}
+	return w.round - uint32(len(w.rounds)-1-i), &w.rounds[i]
 }
 
 // Send is one transmission that the window asks for.
 type Send struct {
+	Round  uint32
 	Chunk  uint32
 	Seq    uint32
 	Resend bool // FlagResend is to be set
@@ -164,11 +283,23 @@ type Send struct {
 // sent: the caller must send it. Resends come before new chunks.
 func (w *Window) Next(now time.Duration) (Send, bool) {
 	for {
-		c, ok := w.timers.due(now, w.chunks, inFlight)
+		c, ok := w.timers.due(now, w, inFlight)
 		if !ok {
 			break
 		}
 		w.timeout(now, c)
+	}
+	for w.cfg.Quorum > 0 {
+		c, ok := w.polls.due(now, w, overdue)
+		if !ok {
+			break
+		}
+		if !w.allowed(c) {
+			w.postpone(now, c)
+			continue
+		}
+		w.at(c).alone = true
+		w.again(c)
 	}
 	if w.flight < w.limit {
 		if c, ok := w.pop(&w.lost, lost); ok {
@@ -176,7 +307,7 @@ func (w *Window) Next(now time.Duration) (Send, bool) {
 		}
 	}
 	if now >= w.nextPoll {
-		if c, ok := w.polls.due(now, w.chunks, overdue); ok {
+		if c, ok := w.polls.due(now, w, overdue); ok {
 			return w.poll(now, c), true
 		}
 	}
@@ -185,13 +316,13 @@ func (w *Window) Next(now time.Duration) (Send, bool) {
 			w.probed(now)
 			return w.fly(now, c), true
 		}
-		if c, ok := w.probes.due(now, w.chunks, delivered); ok {
+		if c, ok := w.probes.due(now, w, delivered); ok {
 			w.probed(now)
 			return w.poll(now, c), true
 		}
 	}
 	if w.flight < w.limit {
-		if c, ok := w.ready.pop(); ok {
+		if c, ok := w.pop(&w.ready, unsent); ok {
 			return w.fly(now, c), true
 		}
 	}
@@ -202,7 +333,7 @@ func (w *Window) Next(now time.Duration) (Send, bool) {
 func (w *Window) pop(q *fifo, state chunkState) (uint32, bool) {
 	for {
 		c, ok := q.pop()
-		if !ok || w.chunks[c].state == state {
+		if !ok || w.in(c, state) {
 			return c, ok
 		}
 	}
@@ -211,20 +342,29 @@ func (w *Window) pop(q *fifo, state chunkState) (uint32, bool) {
 // timeout takes chunk i out of flight.
 func (w *Window) timeout(now time.Duration, i uint32) {
 	w.flight--
-	if i < w.newest {
+	w.at(i).alone = false
+	if wire.SerialLess(i, w.newest) {
 		w.lose(now, i)
 		return
 	}
-	w.chunks[i].state = timedOut
+	if w.cfg.Quorum > 0 {
+		w.again(i)
+		return
+	}
+	w.at(i).state = timedOut
 	w.silent.push(i)
+}
+
+// again has a chunk sent again.
+func (w *Window) again(i uint32) {
+	w.at(i).state = lost
+	w.lost.push(i)
 }
 
 // lose has a lost chunk sent again. All that was in flight when the limit was halved belongs to one loss event.
 func (w *Window) lose(now time.Duration, i uint32) {
-	c := &w.chunks[i]
-	c.state = lost
-	w.lost.push(i)
-	if c.sent >= w.cut {
+	w.again(i)
+	if w.at(i).sent >= w.cut {
 		w.undo = w.limit
 		w.limit = max(w.limitMin, w.limit/2)
 		w.delivered = 0
@@ -234,9 +374,12 @@ func (w *Window) lose(now time.Duration, i uint32) {
 
 // fly puts chunk i in flight.
 func (w *Window) fly(now time.Duration, i uint32) Send {
-	c := &w.chunks[i]
+	c := w.at(i)
 	c.state = inFlight
 	c.due = now + w.rtt.rto
+	if w.cfg.Quorum > 0 {
+		c.due = now + w.patience(c) // nobody may be there to answer
+	}
 	w.flight++
 	w.timers.add(c.due, i)
 	return w.send(now, i)
@@ -250,15 +393,23 @@ func (w *Window) patience(c *chunk) time.Duration {
 // poll asks for a delivered chunk again.
 func (w *Window) poll(now time.Duration, i uint32) Send {
 	w.nextPoll = now + pollGap
-	w.await(now, i)
+	w.await(now, i, 0)
 	return w.send(now, i)
 }
 
-// await plans when to ask for a delivered chunk again.
-func (w *Window) await(now time.Duration, i uint32) {
-	c := &w.chunks[i]
+// await plans when to ask for a delivered chunk again, which an aggregator keeps open for so long, as far as is known.
+func (w *Window) await(now time.Duration, i uint32, open time.Duration) {
+	c := w.at(i)
 	c.due = now + w.patience(c)
-	if i < w.newest {
+	if w.cfg.Quorum > 0 {
+		if open > 0 {
+			c.due = now + max(open, w.rtt.srtt)
+		}
+		c.state = overdue
+		w.polls.add(c.due, i)
+		return
+	}
+	if wire.SerialLess(i, w.newest) {
 		c.state = overdue
 		w.polls.add(c.due, i)
 	} else {
@@ -291,8 +442,9 @@ func (w *Window) moves(now time.Duration) {
 }
 
 func (w *Window) send(now time.Duration, i uint32) Send {
-	c := &w.chunks[i]
-	s := Send{Chunk: i, Seq: w.base + i, Resend: c.sends > 0}
+	c := w.at(i)
+	round, r := w.span(i)
+	s := Send{Round: round, Chunk: i - r.seq, Seq: i, Resend: c.sends > 0}
 	c.sent = now
 	c.sends = inc(c.sends)
 	w.stats.Sent++
@@ -316,22 +468,25 @@ type Event uint8
 const (
 	// EventNone: an answer that changes nothing for the caller (old, repeated, for another worker, job or round).
 	EventNone Event = iota
-	// EventResult: the first RESULT of this chunk of the round under way. The caller takes its lanes; it must have
+	// EventResult: the first RESULT of this chunk of a round under way. The caller takes its lanes; it must have
 	// checked the tag and the shape before it called Handle.
 	EventResult
 	// EventDelivered: an ACK or WAIT told for the first time that the contribution is in.
 	EventDelivered
-	// EventRefused: a NACK for a chunk of the round under way that has no RESULT yet; its reason is in the header.
+	// EventRefused: a NACK for a chunk of a round under way that has no RESULT yet; its reason is in the header.
 	EventRefused
+	// EventForgotten: such a NACK says that the switch or a server does not have the job's plan (any more). The window
+	// goes on asking, slowly.
+	EventForgotten
 )
 
 // String returns the event's name.
 func (e Event) String() string {
-	return [...]string{"none", "result", "delivered", "refused"}[e]
+	return [...]string{"none", "result", "delivered", "refused", "forgotten"}[e]
 }
 
-// Handle takes the header of an answer that arrived at time now. A RESULT counts by job, round and chunk, and only
-// with a full mask.
+// Handle takes the header of an answer that arrived at time now. It counts by job, epoch, round and chunk; a RESULT only
+// with a full mask, or with a quorum, and then also for a chunk that was not sent yet and is not in it.
 func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 	switch h.Type {
 	case wire.TypeResult:
@@ -344,26 +499,42 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 	default:
 		return EventNone
 	}
-	if !w.begun || h.Job != w.cfg.Job || h.Round != w.round || h.Chunk >= uint32(len(w.chunks)) {
+	back := w.round - h.Round
+	if h.Job != w.cfg.Job || back >= uint32(len(w.rounds)) {
 		return EventNone
 	}
-	c := &w.chunks[h.Chunk]
-	if c.state == unsent || c.state == finished {
+	r := &w.rounds[uint32(len(w.rounds))-1-back]
+	if h.Epoch != r.epoch || h.Chunk >= r.chunks {
 		return EventNone
 	}
+	seq := r.seq + h.Chunk
+	c := w.at(seq)
 	mine := h.Contributors>>w.cfg.Rank&1 != 0
+	if c.state == finished || c.sends == 0 && (h.Type != wire.TypeResult || mine) {
+		return EventNone
+	}
 	switch h.Type {
 	case wire.TypeResult:
-		if h.Contributors != w.cfg.Ranks {
+		if !w.Enough(h.Contributors) {
 			return EventNone
 		}
 		w.stats.Results++
-		w.result(now, h)
+		w.result(now, seq, h)
+		r.left--
+		if h.Chunk == 0 {
+			r.announced = h.NextEpoch
+		}
 		return EventResult
 	case wire.TypeNack:
-		// While all keep the rules, no aggregator goes on to a newer owner before this rank has the RESULT.
-		if !mine || h.Reason == wire.ReasonStale {
+		switch {
+		case !mine:
 			return EventNone
+		case h.Reason == wire.ReasonStale && w.cfg.Quorum == 0:
+			// While all keep the rules, no aggregator goes on to a newer owner before this rank has the RESULT.
+			return EventNone
+		case h.Reason == wire.ReasonUnknownJob || h.Reason == wire.ReasonEpoch:
+			w.forgotten(now, seq, c)
+			return EventForgotten
 		}
 		return EventRefused
 	}
@@ -372,7 +543,7 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 		return EventNone
 	}
 	if h.Type == wire.TypeAck {
-		w.opened(h.Chunk)
+		w.opened(seq)
 	}
 	if c.state == delivered || c.state == overdue {
 		w.waits(now)
@@ -385,47 +556,65 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 	}
 	w.sample(now, h, c)
 	w.landed(c)
-	w.await(now, h.Chunk)
+	w.await(now, seq, w.cfg.Wait-time.Duration(h.SpreadUs)*time.Microsecond)
 	return EventDelivered
 }
 
-func (w *Window) result(now time.Duration, h *wire.Header) {
-	i, c := h.Chunk, &w.chunks[h.Chunk]
-	if c.state != delivered && c.state != overdue {
+// Enough reports whether a RESULT may have these contributors.
+func (w *Window) Enough(ranks uint64) bool {
+	return ranks == w.cfg.Ranks ||
+		w.cfg.Quorum > 0 && ranks&^w.cfg.Ranks == 0 && bits.OnesCount64(ranks) >= w.cfg.Quorum
+}
+
+// forgotten has a chunk probed of which an aggregator does not know anything.
+func (w *Window) forgotten(now time.Duration, i uint32, c *chunk) {
+	if c.state == inFlight {
+		w.flight--
+	}
+	if c.state != timedOut {
+		c.state = timedOut
+		w.silent.push(i)
+	}
+	if w.interval == 0 {
+		w.asked = true // one answer is enough
+	}
+	w.waits(now)
+}
+
+func (w *Window) result(now time.Duration, i uint32, h *wire.Header) {
+	c := w.at(i)
+	if c.state != unsent && c.state != delivered && c.state != overdue {
 		w.sample(now, h, c)
 		w.landed(c)
 	}
 	c.state = finished
-	for ; w.newest <= i; w.newest++ {
-		switch j := w.newest; w.chunks[j].state {
+	for ; !wire.SerialLess(i, w.newest); w.newest++ {
+		switch j := w.newest; w.at(j).state {
 		case delivered:
-			w.chunks[j].state = overdue
-			w.chunks[j].due = now + w.rtt.rto
-			w.polls.add(w.chunks[j].due, j)
+			w.at(j).state = overdue
+			w.at(j).due = now + w.rtt.rto
+			w.polls.add(w.at(j).due, j)
 		case timedOut:
 			w.lose(now, j)
 		}
 	}
 	w.moves(now)
-	c.mask = w.cfg.Ranks
 	w.left--
-	for int(w.first) < len(w.chunks) && w.chunks[w.first].state == finished {
+	for w.in(w.first, finished) {
 		w.first++
 	}
 	w.opened(i)
-	if i == 0 && h.NextEpoch != 0 && wire.SerialLess16(w.next, h.NextEpoch) {
-		w.next = h.NextEpoch
-	}
 }
 
 // opened notes that chunk i was answered, which makes the chunk Pool after it ready.
 func (w *Window) opened(i uint32) {
-	if w.chunks[i].open {
-		return
+	c := w.at(i)
+	if c.open {
+		return // as it is already
 	}
-	w.chunks[i].open = true
-	if n := uint64(i) + uint64(w.cfg.Pool); n < uint64(len(w.chunks)) {
-		w.ready.push(uint32(n))
+	c.open = true
+	if n := i + w.cfg.Pool; w.has(n) {
+		w.ready.push(n)
 	}
 }
 
@@ -444,6 +633,9 @@ func (w *Window) landed(c *chunk) {
 // sample learns from the first answer to chunk c.
 func (w *Window) sample(now time.Duration, h *wire.Header, c *chunk) {
 	switch {
+	case c.alone:
+		w.rtt.sample(now - c.sent)
+		c.alone = false
 	case h.Type == wire.TypeWait && c.sends == 2:
 		// A WAIT answers a duplicate only. So both copies arrived, the timeout was one peer's slowness and not a loss,
 		// and the WAIT measures the second copy's way.
@@ -462,35 +654,40 @@ func (w *Window) sample(now time.Duration, h *wire.Header, c *chunk) {
 // Deadline returns the time at which Next must be asked again if nothing arrives before, or false when nothing is
 // outstanding. It is asked after Next returned false.
 func (w *Window) Deadline() (time.Duration, bool) {
-	t, ok := w.timers.first(w.chunks, inFlight)
+	t, ok := w.timers.first(w, inFlight)
 	earlier := func(at time.Duration) {
 		if !ok || at < t {
 			t, ok = at, true
 		}
 	}
-	if at, some := w.polls.first(w.chunks, overdue); some {
+	if at, some := w.polls.first(w, overdue); some {
 		earlier(max(at, w.nextPoll))
 	}
-	if w.silent.any(w.chunks, timedOut) {
+	if w.silent.any(w, timedOut) {
 		earlier(w.nextProbe)
-	} else if at, some := w.probes.first(w.chunks, delivered); some {
+	} else if at, some := w.probes.first(w, delivered); some {
 		earlier(max(at, w.nextProbe))
 	}
 	return t, ok
 }
 
-// Done reports whether every RESULT of the round under way has been taken.
+// Done reports whether every RESULT of every round that has begun was taken.
 func (w *Window) Done() bool { return w.left == 0 }
 
-// Missing returns, for the round under way, the ranks that any unfinished chunk is known to wait for (from WAIT and
-// ACK masks; 0 when no aggregator has said anything), the first unfinished chunk and the number of unfinished chunks.
+// Missing returns, for the oldest unfinished round, the ranks that any unfinished chunk is known to wait for (from WAIT
+// and ACK masks; 0 when no aggregator has said anything), the first unfinished chunk and the number of unfinished
+// chunks. Without such a round they are 0.
 func (w *Window) Missing() (ranks uint64, first uint32, chunks int) {
-	for _, c := range w.chunks[w.first:] {
-		if c.state != finished && c.mask != 0 {
+	if w.Done() {
+		return 0, 0, 0
+	}
+	_, r := w.span(w.first)
+	for seq := w.first; seq != r.seq+r.chunks; seq++ {
+		if c := w.at(seq); c.state != finished && c.mask != 0 {
 			ranks |= w.cfg.Ranks &^ c.mask
 		}
 	}
-	return ranks, w.first, w.left
+	return ranks, w.first - r.seq, int(r.left)
 }
 
 // Stats are a window's counts since its creation.

@@ -462,29 +462,33 @@ func TestSimpleSwitchErrors(t *testing.T) {
 }
 
 // TestSimpleSwitchOnInterfaces is the real switch in a namespace with real links.
-func TestSimpleSwitchOnInterfaces(t *testing.T) {
-	require.Have(t, require.BMv2)
-	s := vethtest.New(t, 2)
+// switchOnLinks is the real switch with interfaces of a namespace as its ports, programmed with switch.p4.
+func switchOnLinks(t *testing.T, s *vethtest.Space, ports map[uint16]string) *bmv2.SimpleSwitch {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	sw, err := bmv2.StartSimpleSwitch(ctx, bmv2.SimpleSwitchConfig{
-		Config: bmv2.Config{
-			GRPCAddr: "unix:" + filepath.Join(t.TempDir(), "p4rt.sock"), CPUPort: cpuPort,
-			Ports: map[uint16]string{1: "s0", 2: "s1"},
-		},
-		NetNS: s.Path,
+		Config: bmv2.Config{GRPCAddr: "unix:" + filepath.Join(t.TempDir(), "p4rt.sock"), CPUPort: cpuPort, Ports: ports},
+		NetNS:  s.Path,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sw.Close()
+	t.Cleanup(func() { sw.Close() })
 	conn, err := grpc.NewClient(sw.GRPCAddr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	t.Cleanup(func() { conn.Close() })
 	r := &rig{name: sw.Name(), client: p4v1.NewP4RuntimeClient(conn)}
 	programSwitch(t, r, r.start(t, switchJSON, switchInfo))
+	return sw
+}
+
+func TestSimpleSwitchOnInterfaces(t *testing.T) {
+	require.Have(t, require.BMv2)
+	s := vethtest.New(t, 2)
+	sw := switchOnLinks(t, s, map[uint16]string{1: "s0", 2: "s1"})
 	a, err := port.Open("h0", port.Options{NetNS: s.Path})
 	if err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"fmt"
+	"time"
 
 	"xagg/policy"
 )
@@ -22,6 +23,7 @@ const (
 type change struct {
 	from, to plan
 	stage    stage
+	began    time.Time
 }
 
 // plans returns the plans that a job needs installed, the older first.

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"xagg/api"
+	"xagg/controller/p4rt"
 	"xagg/policy"
 )
 
@@ -121,6 +123,14 @@ func TestJobsOfEveryConsistency(t *testing.T) {
 				t.Errorf("job has %v and depth %d, want %v and %d", job.Consistency, job.Depth, tt.got, depth)
 			}
 			_, ready := r.joinAll("train", 4)
+			plan, _ := r.sw.Entities()[planEntryKey(uint16(job.Id), plan{epoch: 1})].(p4rt.Entry)
+			for _, want := range []p4rt.Param{
+				{Name: "quorum", Value: p4rt.Uint(uint64(tt.got.Quorum))}, {Name: "wait_us", Value: p4rt.Uint(uint64(tt.got.WaitUs))},
+			} {
+				if !slices.Contains(plan.Params, want) {
+					t.Errorf("the switch's plan is %v, want %v", plan, want)
+				}
+			}
 			if !proto.Equal(ready.Consistency, tt.got) || ready.Depth != depth {
 				t.Errorf("ready has %v and depth %d, want %v and %d", ready.Consistency, ready.Depth, tt.got, depth)
 			}

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
@@ -49,8 +50,9 @@ type Controller struct {
 	have     map[uint16]objects // installed, by owner: an incarnation's job id, or baseOwner
 
 	links     links
-	questions atomic.Uint32  // asked of slots
-	looking   chan struct{}  // held by whoever looks at a job
+	questions atomic.Uint32 // asked of slots
+	looking   chan struct{} // held by whoever looks at a job
+	changes   prometheus.Histogram
 	running   sync.WaitGroup // what outlives the call that began it
 }
 
@@ -84,6 +86,7 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		errs:     make(map[string]error),
 		have:     make(map[uint16]objects),
 		looking:  make(chan struct{}, 1),
+		changes:  newChanges(),
 	}
 	c.base = desiredBase(&c.cfg)
 	c.intent = intent{

@@ -210,6 +210,7 @@ func desiredPlan(out objects, in *intent, j *job, p plan, next uint16) {
 			},
 		})
 	}
+	consistency := j.spec.Consistency.proto()
 	final, phase := 0, phasePlan
 	if next != 0 {
 		phase = phaseArmed
@@ -229,8 +230,8 @@ func desiredPlan(out objects, in *intent, j *job, p plan, next uint16) {
 			{Name: "servers", Value: num(len(p.decision.Servers))},
 			{Name: "group", Value: num(j.groupAll())},
 			{Name: "next_epoch", Value: num(next)},
-			{Name: "quorum", Value: num(0)}, // every job is sync
-			{Name: "wait_us", Value: num(0)},
+			{Name: "quorum", Value: num(consistency.Quorum)},
+			{Name: "wait_us", Value: num(consistency.WaitUs)},
 		},
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -92,7 +93,7 @@ func (c *Controller) target(name string) (t *target, meet *rendezvous) {
 
 // look is what was read of a job.
 type look struct {
-	chunks []sight           // ages of the switch's are those of this look alone
+	chunks []sight           // with ages as far as this look tells
 	counts []uint64          // of each rank's packets at the switch; nil = it could not be asked
 	before []uint64          // the same at the beginning of the look
 	began  time.Time         // of the look
@@ -112,7 +113,7 @@ func (c *Controller) why(ctx context.Context, name string) (*api.WhyReply, error
 	if meet == nil {
 		return nil, noJob(name)
 	}
-	seen := look{began: time.Now()}
+	seen := look{began: time.Now(), blind: c.missed()}
 	if t != nil {
 		var err error
 		if seen, err = c.look(ctx, t); err != nil {
@@ -130,8 +131,23 @@ func (c *Controller) why(ctx context.Context, name string) (*api.WhyReply, error
 	return explain(e), nil
 }
 
-// look asks the devices of a job twice, so that what is incomplete both times waits for somebody. It fails only with
-// ctx; a device that does not answer is named instead.
+// missed returns the devices that are not there, with the reason.
+func (c *Controller) missed() map[string]string {
+	missed := make(map[string]string)
+	reply := c.links.status()
+	if !reply.Switch.Ready {
+		missed[atSwitch] = reply.Switch.Error
+	}
+	for _, s := range reply.Servers {
+		if !s.Ready {
+			missed[s.Name] = s.Error
+		}
+	}
+	return missed
+}
+
+// look asks the devices of a job twice, so that what is incomplete both times has been so since the first. It fails only
+// with ctx; a device that does not answer is named instead.
 func (c *Controller) look(ctx context.Context, t *target) (look, error) {
 	l := look{began: time.Now(), blind: make(map[string]string)}
 	slots := allSlots(t)
@@ -139,15 +155,17 @@ func (c *Controller) look(ctx context.Context, t *target) (look, error) {
 		slots = slots[:lookLimit]
 		l.blind[atSwitch] = fmt.Sprintf("%d of the job's %d slots were read, which is as many as are read at once", lookLimit, n)
 	}
-	first, before, err := c.readSwitch(ctx, t, slots)
-	if err != nil {
-		l.blind[atSwitch] = err.Error()
-	}
+	first := c.glance(ctx, t, slots)
+	seen := make(map[sightKey]bool)
 	var again []slotIndex
-	for i, s := range first {
-		if !s.closed {
-			again = append(again, i)
-		} else {
+	for _, s := range first.chunks {
+		switch {
+		case !s.closed:
+			seen[s.key()] = true
+			if s.at == atSwitch {
+				again = append(again, s.slot)
+			}
+		case s.at == atSwitch:
 			l.chunks = append(l.chunks, s)
 		}
 	}
@@ -156,39 +174,51 @@ func (c *Controller) look(ctx context.Context, t *target) (look, error) {
 	case <-ctx.Done():
 		return l, ctx.Err()
 	}
+	second := c.glance(ctx, t, again)
+	elapsed := time.Since(l.began)
+	for _, s := range second.chunks {
+		if seen[s.key()] {
+			s.age = max(s.age, elapsed)
+		}
+		l.chunks = append(l.chunks, s)
+	}
+	if first.counts != nil && second.counts != nil {
+		l.before, l.counts = first.counts, second.counts
+	}
+	maps.Copy(l.blind, first.blind)
+	maps.Copy(l.blind, second.blind)
+	return l, ctx.Err()
+}
 
+// glance asks all devices of a job once: the switch for the slots given, and the servers.
+func (c *Controller) glance(ctx context.Context, t *target, slots []slotIndex) look {
+	l := look{blind: make(map[string]string)}
 	var mu sync.Mutex
 	var asking sync.WaitGroup
+	note := func(name string, chunks []sight, counts []uint64, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil {
+			l.blind[name] = err.Error()
+			return
+		}
+		l.chunks = append(l.chunks, chunks...)
+		if counts != nil {
+			l.counts = counts
+		}
+	}
+	asking.Go(func() {
+		chunks, counts, err := c.readSwitch(ctx, t, slots)
+		note(atSwitch, chunks, counts, err)
+	})
 	for _, name := range t.servers() {
 		asking.Go(func() {
 			chunks, err := c.readServer(ctx, t, name)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				l.blind[name] = err.Error()
-			}
-			l.chunks = append(l.chunks, chunks...)
-		})
-	}
-	if err == nil {
-		asking.Go(func() {
-			second, counts, err := c.readSwitch(ctx, t, again)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				l.blind[atSwitch] = err.Error()
-			}
-			for i, s := range second {
-				if was := first[i]; was.epoch == s.epoch && was.place == s.place {
-					s.age = max(s.age, time.Since(l.began))
-				}
-				l.chunks = append(l.chunks, s)
-			}
-			l.before, l.counts = before, counts
+			note(name, chunks, nil, err)
 		})
 	}
 	asking.Wait()
-	return l, ctx.Err()
+	return l
 }
 
 // servers returns the names of the servers of a job's plans.
@@ -199,9 +229,6 @@ func (t *target) servers() (names []string) {
 	slices.Sort(names)
 	return slices.Compact(names)
 }
-
-// slotIndex counts slots through the whole switch.
-type slotIndex = uint32
 
 // allSlots returns the slots of the halves of a job's plans that have a cohort.
 func allSlots(t *target) (indexes []slotIndex) {
@@ -216,7 +243,7 @@ func allSlots(t *target) (indexes []slotIndex) {
 }
 
 // readSwitch reads slots of a job, without those that are another's, and the counts of its ranks' packets.
-func (c *Controller) readSwitch(ctx context.Context, t *target, indexes []slotIndex) (map[slotIndex]sight, []uint64, error) {
+func (c *Controller) readSwitch(ctx context.Context, t *target, indexes []slotIndex) ([]sight, []uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	session, err := c.links.session()
@@ -227,16 +254,16 @@ func (c *Controller) readSwitch(ctx context.Context, t *target, indexes []slotIn
 	if err != nil {
 		return nil, nil, err
 	}
-	seen := make(map[slotIndex]sight)
+	var seen []sight
 	for i, h := range headers {
 		for _, p := range t.plans {
 			if h.Job != t.id || h.Epoch != p.epoch {
 				continue
 			}
-			seen[i] = sight{
-				at: atSwitch, epoch: h.Epoch, place: place{h.Round, h.Chunk}, have: h.Contributors,
+			seen = append(seen, sight{
+				at: atSwitch, slot: i, epoch: h.Epoch, place: place{h.Round, h.Chunk}, have: h.Contributors,
 				closed: h.Reason != 0 || h.Contributors == p.cohort, age: microseconds(uint64(h.SpreadUs)),
-			}
+			})
 		}
 	}
 	traffic, err := session.DirectCounter(ctx, tableMember)
@@ -284,11 +311,14 @@ func (c *Controller) readServer(ctx context.Context, t *target, name string) ([]
 	return seen, nil
 }
 
-// sightKey tells chunks at the switch apart.
+// sightKey tells apart what aggregators have of chunks.
 type sightKey struct {
+	at    string
 	epoch uint16
 	place place
 }
+
+func (s *sight) key() sightKey { return sightKey{s.at, s.epoch, s.place} }
 
 // evidence returns what a look and what was known before say together, and remembers the look for the next one.
 func (r *rendezvous) evidence(now time.Time, l look) *evidence {
@@ -298,10 +328,10 @@ func (r *rendezvous) evidence(now time.Time, l look) *evidence {
 	}
 	since := make(map[sightKey]time.Time)
 	for i, s := range e.chunks {
-		if s.at != atSwitch || s.closed {
+		if s.closed {
 			continue
 		}
-		key := sightKey{s.epoch, s.place}
+		key := s.key()
 		since[key] = now.Add(-s.age)
 		if was, known := r.since[key]; known && was.Before(since[key]) {
 			since[key] = was

@@ -304,6 +304,18 @@ func TestWhyBeforeAndAfter(t *testing.T) {
 	if got := why(); got.Summary != "rank 2 has not joined; 3 of 4 ranks wait for it" || len(got.Blockers) != 1 || got.Blockers[0].Joined {
 		t.Errorf("got %v", got)
 	}
+	r.create("later", 1, nil)
+	r.sw.Stop()
+	r.until("the switch is missed", func() bool {
+		reply, err := r.client.Status(r.context(), &api.StatusRequest{})
+		return err == nil && !reply.Switch.Ready
+	})
+	r.join("later", 0, "d")
+	r.until("a job waits for the switch", func() bool { return r.job("later").State == "installing" && r.job("later").Error != "" })
+	later, err := r.client.Why(r.context(), &api.WhyRequest{Job: "later"})
+	if err != nil || len(later.Unreachable) != 1 || !strings.HasPrefix(later.Summary, "all ranks have joined; the job waits for the switch to be programmed: ") {
+		t.Errorf("got %v, %v", later, err)
+	}
 	ranks = append(ranks, r.join("train", 2, "e"))
 	for _, k := range ranks {
 		k.aborted()

@@ -34,7 +34,7 @@ type rendezvous struct {
 	err   error    // stateAborted: why
 	odd   []uint32 // stateAborted: the ranks that caused it
 
-	since map[sightKey]time.Time // since when, at least, chunks are incomplete at the switch, as of the last look
+	since map[sightKey]time.Time // since when, at least, chunks are incomplete, as of the last look
 
 	ready chan struct{} // closed when the state becomes running
 	over  chan struct{} // closed when the state becomes finished or aborted

@@ -102,6 +102,7 @@ func (c *Controller) change(ctx context.Context, j *job, meet *rendezvous, d pol
 	if err != nil {
 		return err
 	}
+	ch.began = time.Now()
 	if err := c.unlocked(ctx, meet.id); err != nil {
 		if j.change == ch {
 			j.change = nil
@@ -162,6 +163,7 @@ func (c *Controller) advance(ctx context.Context, j *job, ch *change, meet *rend
 	}
 	// A server that cannot be reached keeps the old plan until it is back, which harms nobody: the slots are its own.
 	j.change = nil
+	c.changes.Observe(time.Since(ch.began).Seconds())
 	c.log.Info("job has changed its plan", "job", meet.job, "epoch", j.epoch)
 	c.links.announce()
 	return true

@@ -39,7 +39,8 @@ type evidence struct {
 
 // sight is a chunk as an aggregator has it.
 type sight struct {
-	at     string // "switch" or a server's name
+	at     string    // "switch" or a server's name
+	slot   slotIndex // at the switch
 	epoch  uint16
 	place  place
 	have   uint64 // mask of contributors
@@ -47,6 +48,9 @@ type sight struct {
 	// age is the time since the first arrival. The switch does not tell, so there it is what is known of it at least.
 	age time.Duration
 }
+
+// slotIndex counts slots through the whole switch.
+type slotIndex = uint32
 
 // place is a chunk of a round.
 type place struct{ round, chunk uint32 }
@@ -114,10 +118,13 @@ type stuck struct {
 // explain says whom a job waits for, and why. It is a pure function of what was read.
 func explain(e *evidence) *api.WhyReply {
 	reply := &api.WhyReply{Job: e.job.GetName()}
-	for _, name := range slices.Sorted(maps.Keys(e.blind)) {
-		reply.Unreachable = append(reply.Unreachable, name+": "+e.blind[name])
+	current := state(e.job.GetState())
+	if current == stateInstalling || current == stateRunning { // others need no device
+		for _, name := range slices.Sorted(maps.Keys(e.blind)) {
+			reply.Unreachable = append(reply.Unreachable, name+": "+e.blind[name])
+		}
 	}
-	switch state(e.job.GetState()) {
+	switch current {
 	case stateWaiting:
 		e.explainWaiting(reply)
 	case stateInstalling:
@@ -353,8 +360,12 @@ func (e *evidence) sentence(rank int, b *api.Blocker, chunks, at, age string) st
 	case e.traffic == nil:
 	case b.Packets == 0:
 		says = append(says, "the switch has not seen a single packet of it")
-	case b.SilentUs > 0:
-		says = append(says, fmt.Sprintf("the switch has seen none of its packets for at least %s", seconds(microseconds(b.SilentUs))))
+	case microseconds(b.SilentUs) >= stuckAfter:
+		say := fmt.Sprintf("the switch has seen none of its packets for at least %s", seconds(microseconds(b.SilentUs)))
+		if e.reports[rank].waits() { // and so sends again and again
+			say += ", though it sends: they are lost on the way"
+		}
+		says = append(says, say)
 	default:
 		says = append(says, "the switch does see packets of it, which are not summed there: 'xagg status' has the reasons")
 	}
@@ -515,11 +526,11 @@ func formatPlaces(places []place) string {
 				list = append(list, fmt.Sprintf("%d-%d", first, last))
 			}
 		}
-		what := noun(n, "chunk ", "chunks ") + formatNames(list)
 		if len(list) > maxRuns {
-			what = fmt.Sprintf("%d chunks, the first of them %s,", n, list[0])
+			parts = append(parts, fmt.Sprintf("%d chunks of round %d from chunk %s on", n, round, strings.Split(list[0], "-")[0]))
+			continue
 		}
-		parts = append(parts, fmt.Sprintf("%s of round %d", what, round))
+		parts = append(parts, fmt.Sprintf("%s %s of round %d", noun(n, "chunk", "chunks"), formatNames(list), round))
 	}
 	return formatNames(parts)
 }

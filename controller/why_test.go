@@ -77,6 +77,19 @@ func TestExplain(t *testing.T) {
 				"switch round 7 chunks 14-14 have 1 missing e", "switch round 8 chunks 0-0 have 1 missing e"},
 		},
 		{
+			name: "what it sends is lost",
+			e: evidence{job: running(nil), chunks: []sight{at("switch", 7, 0, 7, s), at("switch", 7, 2, 7, s), at("switch", 7, 4, 7, s),
+				at("switch", 7, 6, 7, s), at("switch", 7, 8, 7, s), at("switch", 7, 9, 7, s)}, traffic: []traffic{{}, {}, {}, {90, 2 * s}},
+				reports: said(3, &api.Progress{Waiting: true, Round: 7, ChunksLeft: 6, ForUs: 3_000_000})},
+			summary:  "3 of 4 ranks wait for rank 3 on host w3: 6 chunks lack rank 3, the oldest for 1.0 s",
+			blockers: []int{3},
+			explanations: []string{"rank 3 on host w3 has not sent its part of 6 chunks of round 7 from chunk 0 on to the switch for at least 1.0 s; " +
+				"the switch has seen none of its packets for at least 2.0 s, though it sends: they are lost on the way; " +
+				"it last reported 0.5 s ago that it has waited for 3.0 s for 6 chunks of round 7, from chunk 0 on"},
+			waiting: []string{"switch round 7 chunks 0-0 have 7 missing 8", "switch round 7 chunks 2-2 have 7 missing 8",
+				"switch round 7 chunks 4-4 have 7 missing 8", "switch round 7 chunks 6-6 have 7 missing 8", "switch round 7 chunks 8-9 have 7 missing 8"},
+		},
+		{
 			name: "rounds go round",
 			e: evidence{job: running(nil), traffic: none, reports: make([]report, 4),
 				chunks: []sight{at("switch", 0, 0, 0b0001, s), at("switch", 1<<32-1, 5, 0b0111, s)}},

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math/bits"
 	"time"
 
 	"xagg/agg"
@@ -13,14 +14,6 @@ type controller struct {
 	steps []func() // of the change under way; the next one first
 	// waiting is set when the next step has to wait until all ranks use the new plan.
 	waiting bool
-	epochs  []uint16 // by rank: the newest in a contribution that has reached the switch
-}
-
-// hear notes that a contribution under an epoch has reached the switch: its rank has finished all rounds before.
-func (c *controller) hear(rank int, epoch uint16) {
-	if wire.SerialLess16(c.epochs[rank], epoch) {
-		c.epochs[rank] = epoch
-	}
 }
 
 // epoch returns the epoch of the job's plan with the given index. Two that follow each other are of different halves.
@@ -44,7 +37,7 @@ func (w *world) plan(epoch uint16) *Plan {
 
 func (w *world) installServer(plan, server int) {
 	err := w.servers[server].Install(agg.ServerPlan{
-		Job: w.jobID(), Epoch: w.epoch(plan), Ranks: w.s.all(), Chunks: uint32(w.s.MaxChunks), Rounds: 2,
+		Job: w.jobID(), Epoch: w.epoch(plan), Ranks: w.s.all(), Chunks: uint32(w.s.MaxChunks), Rounds: w.s.serverRounds(),
 	})
 	if err != nil {
 		w.failf("%v", err)
@@ -70,6 +63,9 @@ func (w *world) installSwitch(plan int) {
 		w.failf("%v", err)
 	}
 }
+
+// serverRounds is the number of rounds that a server keeps: twice the depth, in powers of two.
+func (s *Schedule) serverRounds() uint32 { return 1 << bits.Len(uint(2*max(s.Depth, 1)-1)) }
 
 func (s *Schedule) largestPool() (pool uint32) {
 	for _, p := range s.Plans {
@@ -118,8 +114,11 @@ func (w *world) change(i int) (steps []func()) {
 
 // allUse reports whether every rank has finished all rounds before an epoch.
 func (w *world) allUse(epoch uint16) bool {
-	for _, e := range w.controller.epochs {
-		if wire.SerialLess16(e, epoch) {
+	if w.s.Damage == Unprotected {
+		return false // a damaged RESULT may have announced anything
+	}
+	for _, k := range w.workers {
+		if wire.SerialLess16(k.endpoint.Epoch(), epoch) {
 			return false
 		}
 	}

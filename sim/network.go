@@ -157,9 +157,6 @@ func (w *world) atSwitch(node int, frame []byte) {
 	w.capture(node, frame)
 	w.tell("at the switch", node, atSwitch, frame)
 	w.lanes(p)
-	if p.Type == wire.TypeGrad && node < w.s.Workers && p.Job == w.jobID() && w.s.Damage != Unprotected {
-		w.controller.hear(node, p.Epoch)
-	}
 	epoch := p.Epoch
 	out := w.sw.Handle(w.micros(), agg.Ingress{Port: w.port(node), Src: ipNumber(src.IP), ToService: dst.IP == service.IP}, p)
 	w.refused(out.Reason, p)

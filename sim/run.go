@@ -102,7 +102,7 @@ func run(s *Schedule, opts Options) (*Report, error) {
 	w.report.Epochs = map[uint16]bool{}
 	w.sw = agg.NewSwitch(4 * int(s.largestPool()))
 	for range s.Servers {
-		w.servers = append(w.servers, agg.NewServer(2*s.MaxChunks))
+		w.servers = append(w.servers, agg.NewServer(int(s.serverRounds())*s.MaxChunks))
 	}
 	for i := range s.Links {
 		l := line{Link: &s.Links[i]}
@@ -195,7 +195,7 @@ func (w *world) start() {
 	w.epochs, w.begun = map[uint32]uint16{}, w.begun[:0]
 	w.sums = make([]expected, len(w.s.Vectors))
 	first := w.epoch(0)
-	w.controller = controller{epochs: slices.Repeat([]uint16{first}, w.s.Workers)}
+	w.controller = controller{}
 	for _, server := range w.s.Plans[0].Servers {
 		w.installServer(0, server)
 	}
@@ -204,6 +204,7 @@ func (w *world) start() {
 		k := &worker{rank: r, opened: map[uint32]bool{}}
 		k.endpoint = transport.New(transport.Config{
 			Job: w.jobID(), Epoch: first, Rank: r, Ranks: w.s.Workers, Pool: w.s.Pool, MaxChunks: w.s.MaxChunks,
+			Depth:   w.s.Depth,
 			Observe: func(round transport.Round) { w.observe(k, &round) },
 		})
 		w.workers = append(w.workers, k)
@@ -237,7 +238,7 @@ func (w *world) begin(k *worker) {
 		for i := range k.floats {
 			k.floats[i] = w.float(k.work, k.rank, i)
 		}
-		if err := k.endpoint.Begin(w.now, key, k.floats); err != nil {
+		if _, err := k.endpoint.Begin(w.now, key, k.floats); err != nil {
 			w.failf("rank %d: %v", k.rank, err)
 		}
 	} else {
@@ -245,7 +246,9 @@ func (w *world) begin(k *worker) {
 		for i := range k.ints {
 			k.ints[i] = w.int(k.work, k.rank, i)
 		}
-		k.endpoint.BeginInt32(w.now, key, k.ints)
+		if _, err := k.endpoint.BeginInt32(w.now, key, k.ints); err != nil {
+			w.failf("rank %d: %v", k.rank, err)
+		}
 	}
 	w.pump(k)
 }

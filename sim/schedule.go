@@ -14,16 +14,17 @@ import (
 
 // Schedule is what a run simulates. Its text form is YAML.
 type Schedule struct {
-	Seed      uint64  `yaml:"seed"`       // of everything that happens by chance
-	Workers   int     `yaml:"workers"`    // 1..64
-	Servers   int     `yaml:"servers"`    // attached; a plan uses some of them
-	Pool      uint32  `yaml:"pool"`       // the workers'; a power of two
-	MaxChunks int     `yaml:"max_chunks"` // of a round
-	Epoch     uint16  `yaml:"epoch"`      // of the first plan
-	Jobs      int     `yaml:"jobs"`       // one after the other, with the same plans on the same slots
-	Vectors   []Work  `yaml:"vectors"`    // what a job all-reduces
-	Plans     []Plan  `yaml:"plans"`      // of a job, in their order; the first is there when it begins
-	Links     []Link  `yaml:"links"`      // of the workers, then of the servers, both directions alike
+	Seed      uint64  `yaml:"seed"`            // of everything that happens by chance
+	Workers   int     `yaml:"workers"`         // 1..64
+	Servers   int     `yaml:"servers"`         // attached; a plan uses some of them
+	Pool      uint32  `yaml:"pool"`            // the workers'; a power of two
+	MaxChunks int     `yaml:"max_chunks"`      // of a round
+	Depth     int     `yaml:"depth,omitempty"` // rounds that a worker may have under way; 0 = 1
+	Epoch     uint16  `yaml:"epoch"`           // of the first plan
+	Jobs      int     `yaml:"jobs"`            // one after the other, with the same plans on the same slots
+	Vectors   []Work  `yaml:"vectors"`         // what a job all-reduces
+	Plans     []Plan  `yaml:"plans"`           // of a job, in their order; the first is there when it begins
+	Links     []Link  `yaml:"links"`           // of the workers, then of the servers, both directions alike
 	Crash     *Crash  `yaml:"crash,omitempty"`
 	Damage    Damaged `yaml:"damage,omitempty"`
 
@@ -220,5 +221,6 @@ func Random(seed uint64) *Schedule {
 			s.Vectors[i].Float = false // a damaged amax would only change the scale, which is not what is looked for
 		}
 	}
+	s.Depth = 1 + rng.IntN(4)
 	return s
 }

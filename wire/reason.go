@@ -1,6 +1,9 @@
 package wire
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Reason says why a packet was not summed. It is the one enumeration of them: the P4 program's counter indices, the
 // XDP program's counter indices, the metric labels and the codes in a NACK are these numbers.
@@ -49,6 +52,50 @@ func (r Reason) String() string {
 		return reasonNames[r]
 	}
 	return fmt.Sprintf("reason_%d", uint8(r))
+}
+
+// reasonMeanings say in a few words what it is for an operator that packets are counted under a reason.
+var reasonMeanings = [NumReasons]string{
+	ReasonNone:       "summed",
+	ReasonShort:      "cut short, or forged: shorter than the header says",
+	ReasonLength:     "damaged or forged: lengths and lanes do not fit each other",
+	ReasonVersion:    "of another protocol version: mixed releases, or forged",
+	ReasonType:       "of no known type, or one that does not belong on this side",
+	ReasonChecksum:   "damaged on the way: a checksum is wrong",
+	ReasonUnknownJob: "of a job that is not installed here: a worker of an earlier run, or forged",
+	ReasonEpoch:      "of a plan that is not installed here: late, or forged",
+	ReasonRank:       "of a rank that the job does not have",
+	ReasonPort:       "not from the switch port of the rank that they name: miswired, or forged",
+	ReasonSource:     "not from the address of the rank that they name: misconfigured, or forged",
+	ReasonMask:       "claim contributions that are not the sender's: a bug, or forged",
+	ReasonShape:      "unlike the others' of the same chunk in length, type or exponent: a bug, or forged",
+	ReasonStale:      "late: the slot has gone on to a newer chunk",
+	ReasonOverlap:    "have contributions in common with what is summed already",
+	ReasonRange:      "of a chunk beyond the job's vector: a bug, or forged",
+	ReasonTag:        "with an impossible integrity tag: damaged without a checksum, or forged",
+	ReasonDuplicate:  "sent again; answered again",
+	ReasonSteered:    "passed on to a server by the plan",
+	ReasonForwarded:  "passed on to a server, since the switch has closed the chunk",
+	ReasonRoute:      "ordinary traffic to an address that the switch does not know",
+	ReasonTTL:        "ordinary traffic whose time to live was over",
+	ReasonReturned:   "a server's answers, passed back",
+	ReasonClock:      "async: an earlier contribution of the rank is missing",
+	ReasonLate:       "quorum: after the chunk was closed; the worker keeps them for its next vector",
+	ReasonHeld:       "async: of a rank that is too far ahead of the slowest",
+}
+
+// Meaning says in a few words what it is for an operator that packets are counted under the reason.
+func (r Reason) Meaning() string {
+	if int(r) < len(reasonMeanings) {
+		return reasonMeanings[r]
+	}
+	return "of a reason that this release does not know"
+}
+
+// ParseReason returns the reason with a name.
+func ParseReason(name string) (Reason, bool) {
+	i := slices.Index(reasonNames[:], name)
+	return Reason(max(i, 0)), i >= 0
 }
 
 // Fault reports whether the reason is a refusal: something is wrong with the packet or its sender. The others are

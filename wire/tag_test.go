@@ -55,6 +55,17 @@ func TestTagValues(t *testing.T) {
 	if want := [2]uint32{0x1fa4e09, 0x171fce9}; p.Tag != want {
 		t.Errorf("tag: %#x, want %#x", p.Tag, want)
 	}
+	// The place in a running sum is nobody's own.
+	p.Flags |= FlagAsync
+	p.Seal()
+	if want := [2]uint32{0x2773030, 0x3723ab5}; p.Tag != want {
+		t.Errorf("tag for a running sum: %#x, want %#x", p.Tag, want)
+	}
+	before := p.Tag
+	p.Round, p.Rank = 8, 63
+	if p.Seal(); p.Tag != before {
+		t.Errorf("tag for a running sum of another round and rank: %#x, want %#x", p.Tag, before)
+	}
 }
 
 // TagLanes against big integers, for all lengths and the largest magnitudes.
@@ -208,5 +219,92 @@ func TestTagOf64Ranks(t *testing.T) {
 	sum.Lanes[255]++
 	if sum.TagOK() {
 		t.Error("an altered sum of 64 ranks fits its tag")
+	}
+}
+
+// The difference of two running sums: lanes wrap on the way, however often, as long as the difference does not.
+func TestDifference(t *testing.T) {
+	const job, chunk = 0x1234, 300
+	add := func(sum *Packet, p *Packet) {
+		for i := range sum.Lanes {
+			sum.Lanes[i] += p.Lanes[i]
+		}
+		for k := range sum.Tag {
+			sum.Tag[k] = (sum.Tag[k] + p.Tag[k]) % P
+		}
+		sum.Seq++
+	}
+	contribution := func(i uint32, n int) *Packet {
+		p := randomPacket(uint64(i), uint8(i%3), n)
+		p.Job, p.Chunk, p.Round, p.Flags = job, chunk, i/3, FlagAsync
+		p.Seal()
+		return p
+	}
+	for _, n := range sizes {
+		before := &Packet{Header: Header{Seq: math.MaxUint32 - 1}} // additions wrap too
+		for i := range n {
+			before.Lanes[i] = math.MaxInt32 - int32(i) // as if much had come before
+		}
+		add(before, contribution(0, n))
+		after := *before
+		for i := range uint32(20) {
+			add(&after, contribution(1+i, n))
+		}
+		fits := func(job uint16, before, after *Packet) bool {
+			lanes := make([]int32, n)
+			for i := range lanes {
+				lanes[i] = after.Lanes[i] - before.Lanes[i]
+			}
+			return DifferenceOK(job, chunk, after.Seq-before.Seq, before.Tag, after.Tag, lanes)
+		}
+		if !fits(job, before, &after) || !fits(job, before, before) {
+			t.Fatalf("%d lanes: the right difference does not fit", n)
+		}
+		if fits(job+1, before, &after) {
+			t.Errorf("%d lanes: the difference fits another job", n)
+		}
+		faults := map[string]func(b, a *Packet){
+			"addition dropped": func(_, a *Packet) { a.Seq++ },
+			"addition hidden":  func(_, a *Packet) { a.Seq-- },
+			"contribution of another chunk": func(_, a *Packet) {
+				p := contribution(99, n)
+				p.Chunk++
+				p.Seal()
+				add(a, p)
+			},
+			"contribution of a round": func(_, a *Packet) {
+				p := contribution(99, n)
+				p.Flags = 0
+				p.Seal()
+				add(a, p)
+			},
+			"tag 0":        func(_, a *Packet) { a.Tag[0] ^= 1 },
+			"tag 1":        func(_, a *Packet) { a.Tag[1] ^= 1 << 20 },
+			"tag 0 before": func(b, _ *Packet) { b.Tag[0] ^= 1 },
+			"sums swapped": func(b, a *Packet) { *a, *b = *b, *a },
+		}
+		if n > 0 {
+			faults["lane"] = func(_, a *Packet) { a.Lanes[n-1]++ }
+			faults["lane before"] = func(b, _ *Packet) { b.Lanes[0] ^= 1 << 30 }
+			faults["lanes lost"] = func(_, a *Packet) {
+				p := contribution(99, n)
+				clear(p.Lanes[:])
+				add(a, p)
+			}
+			faults["difference too large"] = func(_, a *Packet) {
+				for range 3 {
+					p := contribution(99, n)
+					p.Lanes[0] = 1 << 30
+					p.Seal()
+					add(a, p)
+				}
+			}
+		}
+		for name, fault := range faults {
+			b, a := *before, after
+			if fault(&b, &a); fits(job, &b, &a) {
+				t.Errorf("%d lanes, %s: the tag fits", n, name)
+			}
+		}
 	}
 }

@@ -18,7 +18,7 @@ type Stats struct {
 	LinkLoss uint64 // sends that failed in a way that may pass
 }
 
-// Stats returns the counts so far. It waits for an all-reduce under way.
+// Stats returns the counts so far.
 func (w *Worker) Stats() Stats {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -33,128 +33,249 @@ func (w *Worker) Stats() Stats {
 //
 // The sum is exact up to the quantization of each worker's values: half of 2^-Info.Exponent each. Where it exceeds
 // float32 it is Inf.
+//
+// In a job with a quorum data is replaced by the mean of those workers that were in time instead, chunk by chunk:
+// Info.Least, Most and Late say of how many. What of this worker came too late is added to the tensor's next all-reduce.
 func (w *Worker) AllReduce(ctx context.Context, key string, data []float32) (Info, error) {
-	return w.do(ctx, key, func(now time.Duration) error { return w.endpoint.Begin(now, key, data) })
+	p, err := w.Start(key, data)
+	return p.result(ctx, err)
 }
 
-// AllReduceInt32 replaces data by the sum of all workers' data, like AllReduce but without scaling. A sum beyond int32
-// is an [IntegrityError].
+// AllReduceInt32 replaces data by the sum of all workers' data, like AllReduce but without scaling; with a
+// quorum too it is the sum, of those that were in time. A sum beyond int32 is an [IntegrityError].
 func (w *Worker) AllReduceInt32(ctx context.Context, key string, data []int32) (Info, error) {
-	return w.do(ctx, key, func(now time.Duration) error {
-		w.endpoint.BeginInt32(now, key, data)
-		return nil
-	})
+	p, err := w.StartInt32(key, data)
+	return p.result(ctx, err)
 }
 
-// call is one all-reduce under way.
-type call struct {
-	w       *Worker
-	ctx     context.Context
-	linkErr error // last error of the link
+// Start begins an all-reduce like [Worker.AllReduce] and does not wait for it: data must not be touched until
+// [Pending.Wait] has returned its result. Any number may be under way; the job's depth says of how many of them packets
+// are in the network at once. They end in the order in which they were begun, and only one of a key at a time.
+func (w *Worker) Start(key string, data []float32) (*Pending, error) {
+	return w.begin(key, func(now time.Duration) (*transport.Call, error) { return w.endpoint.Begin(now, key, data) })
 }
 
-// do carries out an all-reduce, which begin begins.
-func (w *Worker) do(ctx context.Context, key string, begin func(now time.Duration) error) (Info, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.ctx.Err() != nil {
-		return Info{}, fmt.Errorf("all-reduce %q: %w", key, w.ended())
+// StartInt32 begins an all-reduce like [Worker.AllReduceInt32] and does not wait for it, see [Worker.Start].
+func (w *Worker) StartInt32(key string, data []int32) (*Pending, error) {
+	return w.begin(key, func(now time.Duration) (*transport.Call, error) { return w.endpoint.BeginInt32(now, key, data) })
+}
+
+// Pending is an all-reduce under way.
+type Pending struct {
+	w        *Worker
+	key      string
+	call     *transport.Call
+	deadline time.Time
+	done     chan struct{} // closed when info and err are there
+	info     Info
+	err      error
+}
+
+// Wait waits for the all-reduce, and returns what [Worker.AllReduce] would. When ctx is done before, it returns ctx's
+// error, and the all-reduce goes on.
+func (p *Pending) Wait(ctx context.Context) (Info, error) {
+	select {
+	case <-p.done:
+		return p.info, p.err
+	case <-ctx.Done():
+		return Info{}, fmt.Errorf("wait for all-reduce %q of job %q: %w", p.key, p.w.job, ctx.Err())
 	}
-	ctx, cancel := context.WithTimeout(ctx, w.timeout)
-	defer cancel()
-	defer context.AfterFunc(ctx, w.link.Wake)()
-	c := &call{w: w, ctx: ctx}
-	err := begin(w.now())
-	if err == nil {
-		err = c.run()
-	}
+}
+
+// result waits for an all-reduce, which ends with ctx, and the job with it. err is why there is none.
+func (p *Pending) result(ctx context.Context, err error) (Info, error) {
 	if err != nil {
-		err = fmt.Errorf("all-reduce %q of job %q: %w", key, w.job, err)
-		w.Abort(err) // the others wait for this worker's part in vain
 		return Info{}, err
 	}
-	return w.endpoint.Info(), nil
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		p.w.fail(p.w.interrupted(p, ctx.Err()))
+		<-p.done
+	}
+	return p.info, p.err
+}
+
+// begin begins an all-reduce and lets the driver know.
+func (w *Worker) begin(key string, begin func(now time.Duration) (*transport.Call, error)) (*Pending, error) {
+	w.mu.Lock()
+	if w.ctx.Err() != nil || w.failure != nil || w.leaving.Load() {
+		defer w.mu.Unlock()
+		return nil, fmt.Errorf("all-reduce %q: %w", key, w.ended())
+	}
+	p := &Pending{w: w, key: key, deadline: time.Now().Add(w.timeout), done: make(chan struct{})}
+	call, err := begin(w.now())
+	if err != nil {
+		w.mu.Unlock()
+		w.fail(p.wrap(err)) // the others wait for this worker's part in vain
+		return nil, p.wrap(err)
+	}
+	p.call = call
+	w.pending = append(w.pending, p)
+	idle := w.idle
+	w.idle = false
+	w.mu.Unlock()
+	if idle {
+		w.work <- struct{}{}
+	} else {
+		w.link.Wake()
+	}
+	return p, nil
+}
+
+func (p *Pending) wrap(err error) error {
+	return fmt.Errorf("all-reduce %q of job %q: %w", p.key, p.w.job, err)
 }
 
 // now is the endpoint's time.
 func (w *Worker) now() time.Duration { return time.Since(w.start) }
 
-// run moves packets until the all-reduce is done: it sends what the endpoint wants sent and gives it what comes.
-func (c *call) run() error {
-	w := c.w
-	e := w.endpoint
-	for !e.Done() {
-		if err := c.interrupted(); err != nil {
-			return err
+// drive carries out the all-reduces until the session ends: it sends what the endpoint wants sent and gives it what
+// comes. Nothing is sent or received while none is under way.
+func (w *Worker) drive() {
+	defer close(w.driven)
+	for {
+		select {
+		case <-w.work:
+		case <-w.ctx.Done():
+			w.fail(context.Cause(w.ctx))
+			return
 		}
-		w.reports.note(e.Epoch())
-		now := w.now()
-		for {
-			batch := e.Due(now, w.batch)
-			if len(batch) == 0 {
-				break
-			}
-			if err := c.send(batch); err != nil {
-				return err
-			}
-		}
-		until, ok := c.ctx.Deadline()
-		if d, some := e.Deadline(); some && (!ok || w.start.Add(d).Before(until)) {
-			until = w.start.Add(d)
-		}
-		n, err := w.link.Recv(w.bufs, w.sizes, until)
-		if err != nil {
-			if err := c.linkError("receive", err); err != nil {
-				return err
-			}
-		}
-		now = w.now()
-		for i, b := range w.bufs[:n] {
-			if err := e.Take(now, b[:w.sizes[i]]); err != nil {
-				return err
-			}
+		if err := w.run(); err != nil {
+			w.fail(err)
 		}
 	}
-	return nil
+}
+
+// run moves packets until no all-reduce is under way.
+func (w *Worker) run() error {
+	var received int
+	var linkErr error
+	for {
+		until, err := w.step(received, linkErr)
+		if err != nil || until.IsZero() {
+			return err
+		}
+		received, linkErr = w.link.Recv(w.bufs, w.sizes, until)
+	}
+}
+
+// step handles so many received payloads, and the link's error, and sends what is due. It returns until when to wait for
+// more: the zero time when no all-reduce is under way any more.
+func (w *Worker) step(received int, linkErr error) (until time.Time, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ctx.Err() != nil {
+		return until, context.Cause(w.ctx)
+	}
+	if w.failure != nil {
+		return until, nil
+	}
+	if err := w.linkError("receive", linkErr); err != nil {
+		return until, err
+	}
+	e := w.endpoint
+	now := w.now()
+	for i, b := range w.bufs[:received] {
+		if err := e.Take(now, b[:w.sizes[i]]); err != nil {
+			return until, err
+		}
+	}
+	w.reports.note(e.Epoch())
+	for len(w.pending) > 0 && w.pending[0].call.Done() {
+		p := w.pending[0]
+		w.pending = w.pending[:copy(w.pending, w.pending[1:])]
+		p.info = p.call.Info()
+		close(p.done)
+	}
+	if len(w.pending) == 0 {
+		w.idle, w.linkErr = true, nil
+		return until, nil
+	}
+	until = w.pending[0].deadline
+	if !time.Now().Before(until) {
+		return until, w.overdue(now)
+	}
+	for {
+		batch := e.Due(now, w.batch)
+		if len(batch) == 0 {
+			break
+		}
+		if err := w.send(batch); err != nil {
+			return until, err
+		}
+	}
+	if d, ok := e.Deadline(); ok && w.start.Add(d).Before(until) {
+		until = w.start.Add(d)
+	}
+	return until, nil
 }
 
 // send sends a batch. What the link could not take for the moment is lost and will be sent again.
-func (c *call) send(batch [][]byte) error {
+func (w *Worker) send(batch [][]byte) error {
 	for len(batch) > 0 {
-		n, err := c.w.link.Send(batch)
+		n, err := w.link.Send(batch)
 		batch = batch[n:]
 		if err == nil {
 			continue
 		}
-		if err := c.linkError("send", err); err != nil {
+		if err := w.linkError("send", err); err != nil {
 			return err
 		}
-		c.w.linkLoss++
+		w.linkLoss++
 		batch = batch[min(1, len(batch)):]
 	}
 	return nil
 }
 
 // linkError returns err if the link is of no use any more, and remembers it otherwise.
-func (c *call) linkError(verb string, err error) error {
-	if !Transient(err) {
+func (w *Worker) linkError(verb string, err error) error {
+	switch {
+	case err == nil:
+	case Transient(err):
+		w.linkErr = err
+	default:
 		return fmt.Errorf("%s: %w", verb, err)
 	}
-	c.linkErr = err
 	return nil
 }
 
-// interrupted returns why the call must end, or nil.
-func (c *call) interrupted() error {
-	w := c.w
-	if w.ctx.Err() != nil {
-		return context.Cause(w.ctx)
-	}
-	err := c.ctx.Err()
-	if !errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	late := w.endpoint.Overdue(w.now())
-	late.Service, late.Err = w.service, c.linkErr
+// overdue says that the oldest all-reduce under way takes too long.
+func (w *Worker) overdue(now time.Duration) error {
+	late := w.endpoint.Overdue(now)
+	late.Service, late.Err = w.service, w.linkErr
 	return late
+}
+
+// interrupted returns why an all-reduce ends whose context has ended with err.
+func (w *Worker) interrupted(p *Pending, err error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if errors.Is(err, context.DeadlineExceeded) && len(w.pending) > 0 {
+		err = w.overdue(w.now())
+	}
+	return err
+}
+
+// fail ends all all-reduces under way with an error, and the job with them. The endpoint is not used any more then.
+func (w *Worker) fail(err error) {
+	w.mu.Lock()
+	if w.failure != nil {
+		w.mu.Unlock()
+		return
+	}
+	w.failure = err
+	pending := w.pending
+	w.pending = nil
+	w.mu.Unlock()
+	for _, p := range pending {
+		p.err = p.wrap(err)
+	}
+	if len(pending) > 0 {
+		err = pending[0].err
+	}
+	w.Abort(err)
+	for _, p := range pending {
+		close(p.done)
+	}
 }

@@ -83,11 +83,18 @@ func TestJoinRefused(t *testing.T) {
 		"abort": {func(_ *api.JoinRequest, stream grpc.ServerStreamingServer[api.JoinEvent]) error {
 			return stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Abort{Abort: &api.Abort{Reason: "ranks differ", Ranks: []uint32{0, 1}}}})
 		}, "aborted by ranks 0 and 1: ranks differ"},
-		"job id 0":      {ready(func(r *api.Ready) { r.Job = 0 }), "job id 0"},
-		"job id wide":   {ready(func(r *api.Ready) { r.Job = 1 << 16 }), "job id 65536"},
-		"epoch 0":       {ready(func(r *api.Ready) { r.Epoch = 0 }), "epoch 0"},
-		"few ranks":     {ready(func(r *api.Ready) { r.Ranks = 1 }), "1 ranks"},
-		"many ranks":    {ready(func(r *api.Ready) { r.Ranks = 65 }), "65 ranks"},
+		"job id 0":    {ready(func(r *api.Ready) { r.Job = 0 }), "job id 0"},
+		"job id wide": {ready(func(r *api.Ready) { r.Job = 1 << 16 }), "job id 65536"},
+		"epoch 0":     {ready(func(r *api.Ready) { r.Epoch = 0 }), "epoch 0"},
+		"few ranks":   {ready(func(r *api.Ready) { r.Ranks = 1 }), "1 ranks"},
+		"many ranks":  {ready(func(r *api.Ready) { r.Ranks = 65 }), "65 ranks"},
+		"depth":       {ready(func(r *api.Ready) { r.Depth = 17 }), "depth of 17"},
+		"mode":        {ready(func(r *api.Ready) { r.Consistency = &api.Consistency{Mode: "lax"} }), `consistency "lax"`},
+		"no quorum":   {ready(func(r *api.Ready) { r.Consistency = &api.Consistency{Mode: "quorum", Rounds: 8} }), "quorum of 0"},
+		"quorum":      {ready(func(r *api.Ready) { r.Consistency = &api.Consistency{Mode: "quorum", Quorum: 3, Rounds: 8} }), "quorum of 3"},
+		"rounds": {ready(func(r *api.Ready) {
+			r.Depth, r.Consistency = 3, &api.Consistency{Mode: "quorum", Quorum: 1, Rounds: 4}
+		}), "keep 4 rounds"},
 		"pool":          {ready(func(r *api.Ready) { r.Pool = 6 }), "pool of 6"},
 		"no chunks":     {ready(func(r *api.Ready) { r.MaxChunks = 0 }), "0 chunks"},
 		"service":       {ready(func(r *api.Ready) { r.ServiceIp = "::1" }), `"::1"`},

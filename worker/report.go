@@ -22,7 +22,7 @@ const (
 // reporter tells the controller under which plan this worker's rounds run, so that the controller knows when nobody
 // needs an older plan any more. It does so beside the all-reduces, which never wait for it.
 type reporter struct {
-	newest uint16      // epoch that was last handed over; of the goroutine that reduces
+	newest uint16      // epoch that was last handed over; of the driver
 	epochs chan uint16 // the newest epoch that is not reported yet
 	done   chan struct{}
 }
@@ -31,7 +31,7 @@ func newReporter(epoch uint16) *reporter {
 	return &reporter{newest: epoch, epochs: make(chan uint16, 1), done: make(chan struct{})}
 }
 
-// note takes the epoch of the round under way.
+// note takes an epoch: every round under older ones is finished.
 func (r *reporter) note(epoch uint16) {
 	if epoch == r.newest {
 		return

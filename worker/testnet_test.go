@@ -46,6 +46,9 @@ type netConfig struct {
 	servers int
 	pool    uint32 // default 16
 	chunks  uint32 // longest round, default 64
+	depth   uint32 // default 1
+	quorum  uint32 // 0 = sync
+	wait    time.Duration
 	seed    uint64
 	loss    float64            // probability of a frame's loss on each hop
 	dup     float64            // probability of a second copy
@@ -95,7 +98,7 @@ func startTestnet(cfg netConfig) (n *testnet, stop func()) {
 	n = &testnet{netConfig: cfg, rng: rand.New(rand.NewPCG(cfg.seed, 1)), start: time.Now()}
 	n.sw = agg.NewSwitch(int(4 * cfg.pool))
 	for range cfg.servers {
-		n.srv = append(n.srv, agg.NewServer(int(2*cfg.chunks)))
+		n.srv = append(n.srv, agg.NewServer(int(n.serverRounds()*cfg.chunks)))
 	}
 	n.install(testEpoch)
 	for r := range cfg.ranks {
@@ -115,10 +118,25 @@ func startTestnet(cfg netConfig) (n *testnet, stop func()) {
 		}))
 	}
 	n.client, stop = startController(newTestController(&api.Ready{
-		Job: testJob, Epoch: testEpoch, Ranks: uint32(n.ranks), Pool: n.pool, MaxChunks: n.chunks,
+		Job: testJob, Epoch: testEpoch, Ranks: uint32(n.ranks), Pool: n.pool, MaxChunks: n.chunks, Depth: n.depth, Consistency: n.consistency(),
 		ServiceIp: netip.AddrFrom4(service.IP).String(), ServiceMac: net.HardwareAddr(service.MAC[:]).String(),
 	}))
 	return n, stop
+}
+
+// serverRounds is the number of rounds that a server keeps: twice the depth, in powers of two; more with a quorum.
+func (n *testnet) serverRounds() uint32 {
+	if n.quorum > 0 {
+		return 64
+	}
+	return 1 << bits.Len32(2*max(n.depth, 1)-1)
+}
+
+func (n *testnet) consistency() *api.Consistency {
+	if n.quorum == 0 {
+		return nil
+	}
+	return &api.Consistency{Mode: "quorum", Quorum: n.quorum, WaitUs: uint32(n.wait.Microseconds()), Rounds: n.serverRounds()}
 }
 
 // install installs an epoch of the job's plan.
@@ -130,12 +148,14 @@ func (n *testnet) install(epoch uint16) {
 	}
 	for s, srv := range n.srv {
 		ports = append(ports, uint16(65+s))
-		if err := srv.Install(agg.ServerPlan{Job: testJob, Epoch: epoch, Ranks: all, Chunks: n.chunks, Rounds: 2}); err != nil {
+		if err := srv.Install(agg.ServerPlan{Job: testJob, Epoch: epoch, Ranks: all, Chunks: n.chunks, Rounds: n.serverRounds(),
+			Quorum: n.quorum, WaitUs: uint32(n.wait.Microseconds())}); err != nil {
 			panic(err)
 		}
 	}
 	err := n.sw.Install(agg.SwitchPlan{Job: testJob, Epoch: epoch, Ranks: all, Cohort: all &^ n.steered,
-		Servers: len(n.srv), Base: uint32(epoch) % 2 * 2 * n.pool, Pool: n.pool}, members, ports)
+		Servers: len(n.srv), Base: uint32(epoch) % 2 * 2 * n.pool, Pool: n.pool,
+		Quorum: n.quorum > 0, WaitUs: uint32(n.wait.Microseconds())}, members, ports)
 	if err != nil {
 		panic(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -53,8 +54,8 @@ func WithObserver(f func(Round)) Option { return func(w *Worker) { w.observe = f
 // Round is what an observer sees of a round: the integers that the network has summed.
 type Round = transport.Round
 
-// Worker takes part in a job. Its methods may be called from several goroutines; all-reduces are carried out one after
-// the other.
+// Worker takes part in a job. Its methods may be called from several goroutines; all-reduces are carried out in the
+// order in which they were begun.
 type Worker struct {
 	rank    int
 	job     string
@@ -75,14 +76,24 @@ type Worker struct {
 	leaving atomic.Bool
 	failing atomic.Bool // this worker's own error is about to end the session
 
-	mu       sync.Mutex // held by an all-reduce
-	start    time.Time  // origin of the endpoint's time
+	driven chan struct{} // closed when nobody moves packets any more
+	work   chan struct{} // wakes the driver where it was idle
+	start  time.Time     // origin of the endpoint's time
+	bufs   [][]byte      // of the driver
+	sizes  []int
+
+	mu       sync.Mutex // guards what follows
 	endpoint *transport.Endpoint
+	pending  []*Pending // in the order of their calls
+	idle     bool       // no all-reduce is under way, and the driver waits for work
+	failure  error      // why the endpoint is of no use any more
+	linkErr  error      // the link's last, since an all-reduce was begun
 	linkLoss uint64
 	batch    [][]byte
-	bufs     [][]byte
-	sizes    []int
 }
+
+// maxDepth is the largest depth that a job can have.
+const maxDepth = 16
 
 // batchSize is the number of packets that one system call moves at most.
 const batchSize = 64
@@ -99,6 +110,9 @@ func Join(ctx context.Context, client api.ControllerClient, cfg Config, opts ...
 		log:     slog.Default(),
 		start:   time.Now(),
 		stream:  make(chan struct{}),
+		driven:  make(chan struct{}),
+		work:    make(chan struct{}, 1),
+		idle:    true,
 		batch:   make([][]byte, 0, batchSize),
 		bufs:    make([][]byte, batchSize),
 		sizes:   make([]int, batchSize),
@@ -157,6 +171,7 @@ func (w *Worker) join(ctx context.Context, cfg Config) error {
 	go w.listen(events)
 	w.reports = newReporter(uint16(w.ready.Epoch))
 	go w.reports.run(w)
+	go w.drive()
 	context.AfterFunc(w.ctx, w.link.Wake)
 	return nil
 }
@@ -190,6 +205,8 @@ func (w *Worker) setUp() error {
 		return fmt.Errorf("%d ranks, want 1..%d and more than this one's %d", r.Ranks, wire.MaxRanks, w.rank)
 	case bits.OnesCount32(r.Pool) != 1:
 		return fmt.Errorf("pool of %d slots, want a power of two", r.Pool)
+	case r.Depth > maxDepth:
+		return fmt.Errorf("depth of %d rounds, want at most %d", r.Depth, maxDepth)
 	case r.MaxChunks == 0 || r.MaxChunks > 1<<24:
 		return fmt.Errorf("at most %d chunks in a round, want 1..%d", r.MaxChunks, 1<<24)
 	}
@@ -205,12 +222,32 @@ func (w *Worker) setUp() error {
 	if err := w.link.Connect(wire.Addr{MAC: [6]byte(mac), IP: ip.As4(), Port: wire.Port}); err != nil {
 		return err
 	}
+	c := r.Consistency
+	switch c.GetMode() {
+	case "", "sync":
+		c = nil
+	case "quorum":
+		switch {
+		case c.Quorum == 0 || c.Quorum > r.Ranks:
+			return fmt.Errorf("quorum of %d ranks, want 1..%d", c.Quorum, r.Ranks)
+		case c.Rounds < 2*max(r.Depth, 1):
+			return fmt.Errorf("servers keep %d rounds, want at least %d", c.Rounds, 2*max(r.Depth, 1))
+		}
+	default:
+		return fmt.Errorf("consistency %q, want sync or quorum", c.GetMode())
+	}
 	w.endpoint = transport.New(transport.Config{
 		Job:       uint16(r.Job),
 		Epoch:     uint16(r.Epoch),
 		Rank:      w.rank,
 		Ranks:     int(r.Ranks),
 		Pool:      r.Pool,
+		Depth:     int(r.Depth),
+		Quorum:    int(c.GetQuorum()),
+		Wait:      time.Duration(c.GetWaitUs()) * time.Microsecond,
+		Rounds:    int(c.GetRounds()),
+		Round:     r.Round,
+		Seq:       r.Seq,
 		MaxChunks: int(r.MaxChunks),
 		Observe:   w.observe,
 	})
@@ -254,17 +291,15 @@ func (w *Worker) Rank() int { return w.rank }
 func (w *Worker) Ranks() int { return int(w.ready.Ranks) }
 
 // Leave says that this worker has finished its last all-reduce, and waits until all have: until then the job, and what
-// the others may still ask of it, stays. It waits for an all-reduce under way.
+// the others may still ask of it, stays. It waits for the all-reduces under way; no other can begin.
 func (w *Worker) Leave(ctx context.Context) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.ctx.Err() != nil {
-		return w.ended()
+	w.leaving.Store(true)
+	if err := w.finish(ctx); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(w.ctx, cancel)()
-	w.leaving.Store(true)
 	if _, err := w.client.Leave(ctx, w.leaveRequest()); err != nil {
 		if status.Code(err) == codes.Aborted {
 			select { // the stream's last event says by whom
@@ -275,6 +310,22 @@ func (w *Worker) Leave(ctx context.Context) error {
 		return fmt.Errorf("leave job %q as rank %d: %w", w.job, w.rank, w.rpcError(err))
 	}
 	w.end(ErrLeft)
+	return nil
+}
+
+// finish waits for the all-reduces under way.
+func (w *Worker) finish(ctx context.Context) error {
+	w.mu.Lock()
+	pending := slices.Clone(w.pending)
+	w.mu.Unlock()
+	for _, p := range pending {
+		if _, err := p.Wait(ctx); err != nil && w.ctx.Err() == nil {
+			return fmt.Errorf("leave job %q as rank %d: %w", w.job, w.rank, err)
+		}
+	}
+	if w.ctx.Err() != nil {
+		return w.ended()
+	}
 	return nil
 }
 
@@ -312,9 +363,14 @@ func words(err error) string {
 	return fmt.Sprintf("%T", err)
 }
 
-// ended says why the session is over.
+// ended says why the session is over, or is about to be.
 func (w *Worker) ended() error {
 	err := context.Cause(w.ctx)
+	if err == nil {
+		if err = w.failure; err == nil {
+			return ErrLeft
+		}
+	}
 	if _, ok := errors.AsType[*AbortError](err); ok || err == ErrLeft {
 		return err
 	}
@@ -327,7 +383,6 @@ func (w *Worker) Close() error {
 	w.end(ErrLeft)
 	<-w.stream
 	<-w.reports.done
-	w.mu.Lock() // an all-reduce under way ends first
-	defer w.mu.Unlock()
+	<-w.driven // all-reduces under way end first
 	return w.link.Close()
 }

@@ -44,7 +44,8 @@ type recorder struct {
 func (r *recorder) observe(round worker.Round) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	round.Sum = slices.Clone(round.Sum)
+	round.Sum = append([]int32{}, round.Sum...)
+	round.Masks = slices.Clone(round.Masks)
 	r.rounds = append(r.rounds, round)
 }
 
@@ -623,12 +624,14 @@ func TestNextEpoch(t *testing.T) {
 	reduce(testEpoch + 1)
 	n.sw.Remove(testJob, testEpoch+1)
 	err := errors.Join(n.errors(func(r int) error {
-		_, err := workers[r].AllReduceInt32(t.Context(), "k", []int32{1, 1})
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := workers[r].AllReduceInt32(ctx, "k", []int32{1, 1})
 		return err
 	})...)
-	var refused *worker.RefusedError
-	if !errors.As(err, &refused) || refused.Reason != wire.ReasonUnknownJob || !strings.Contains(err.Error(), "job was removed") {
-		t.Errorf("%v, want a refusal", err)
+	var late *worker.DeadlineError
+	if !errors.As(err, &late) || late.Unknown != wire.ReasonUnknownJob || !strings.Contains(err.Error(), "job was removed") {
+		t.Errorf("%v, want a deadline while nobody knows the job", err)
 	}
 }
 

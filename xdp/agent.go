@@ -89,6 +89,10 @@ func (a *Agent) Install(_ context.Context, req *api.ServerPlan) (*api.InstallRep
 	case lease.Rounds != plan.Lease.Rounds:
 		return nil, invalid("rounds", "is %d, but the lease of job %d has %d; remove the job's plans first",
 			plan.Lease.Rounds, plan.Job, lease.Rounds)
+	case slices.ContainsFunc(a.store.Plans(), func(p Plan) bool { return p.Job == plan.Job && p.Async != plan.Async }):
+		// Running sums and rounds would use the same slots in different ways.
+		return nil, invalid("async", "is %v, which another plan of job %d is not; remove the job's plans first",
+			plan.Async, plan.Job)
 	}
 	plan.Lease = lease
 	if err := a.store.Install(plan); err != nil {

@@ -54,6 +54,7 @@ func TestInstallRefuses(t *testing.T) {
 		{"no range for values", func(p *api.ServerPlan) { p.Async, p.Rounds, p.Staleness = true, 4, 1<<29 }, codes.InvalidArgument, "staleness: is 536870912, which leaves 2 ranks no range"},
 		{"other chunks", func(p *api.ServerPlan) { p.Job, p.Chunks = 1, 11 }, codes.InvalidArgument, "chunks: is 11, but the lease of job 1 has 10"},
 		{"other rounds", func(p *api.ServerPlan) { p.Job, p.Rounds = 1, 2 }, codes.InvalidArgument, "rounds: is 2, but the lease of job 1 has 4"},
+		{"other consistency", func(p *api.ServerPlan) { p.Job, p.Epoch, p.Rounds, p.Async = 1, 2, 4, true }, codes.InvalidArgument, "async: is true, which another plan of job 1 is not"},
 		{"too much", func(p *api.ServerPlan) { p.Chunks = 31 }, codes.ResourceExhausted, "62 slots to job 2: 60 of 100 are free, 60 in one piece"},
 		{"far too much", func(p *api.ServerPlan) { p.Chunks, p.Rounds = 1<<31, 1<<31 }, codes.ResourceExhausted, "4611686018427387904 slots"},
 	} {

@@ -21,6 +21,7 @@ import (
 	"xagg/controller"
 	"xagg/internal/endpoint"
 	"xagg/policy"
+	"xagg/wire"
 )
 
 // statusSchema is the version of what `xagg status -o json` and `xagg job ... -o json` print. Fields are only added
@@ -31,7 +32,7 @@ const statusSchema = 1
 const clientTimeout = 30 * time.Second
 
 func newControllerCommand(env *env) *cobra.Command {
-	var path string
+	var path, metricsAddr string
 	cmd := &cobra.Command{
 		Use:         "controller --config FILE",
 		Annotations: daemon,
@@ -59,14 +60,17 @@ it is interrupted. The configuration is YAML, for example:
 			if err != nil {
 				return err
 			}
-			lis, err := endpoint.Listen(cfg.Listen)
-			if err != nil {
-				return err
-			}
-			return c.Run(cmd.Context(), lis)
+			return withMetrics(cmd.Context(), env.log, metricsAddr, c.Collector(), func(ctx context.Context) error {
+				lis, err := endpoint.Listen(cfg.Listen)
+				if err != nil {
+					return err
+				}
+				return c.Run(ctx, lis)
+			})
 		},
 	}
 	cmd.Flags().StringVar(&path, "config", "", "configuration file (YAML)")
+	metricsFlag(cmd, &metricsAddr)
 	return cmd
 }
 
@@ -122,10 +126,13 @@ func newStatusCommand(env *env) *cobra.Command {
 	var client controllerClient
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say whether switch, servers and jobs are all right",
-		Long: `Say whether switch, servers and jobs are all right.
+		Short: "Say whether controller, switch, servers and jobs are all right",
+		Long: `Say whether controller, switch, servers and jobs are all right.
 
-The exit code is 0 if they are and 1 if something is not.`,
+The first line is OK, or NOT OK with the reasons below it. The exit code is 0 if all is well and 1 if something is not:
+no controller answers, a device is not ready, a job was aborted or cannot be installed, is being recovered, or goes on
+without some of its ranks. A job that waits for ranks to join is all right; 'xagg why JOB' says for whom. Refused packets
+are listed with what they mean, and are no problem by themselves: a few are ordinary where links lose packets.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return client.call(cmd.Context(), func(ctx context.Context, ctl api.ControllerClient) error {
@@ -133,7 +140,7 @@ The exit code is 0 if they are and 1 if something is not.`,
 				if err != nil {
 					return err
 				}
-				view := viewStatus(reply)
+				view := viewStatus(client.address, reply)
 				if err := client.print(env.stdout, view, view.text); err != nil {
 					return err
 				}
@@ -328,7 +335,7 @@ func newJobListCommand(env *env, client *controllerClient) *cobra.Command {
 				list := struct {
 					SchemaVersion int       `json:"schema_version"`
 					Jobs          []jobView `json:"jobs"`
-				}{statusSchema, viewStatus(reply).Jobs}
+				}{statusSchema, viewStatus(client.address, reply).Jobs}
 				return client.print(env.stdout, list, func(w io.Writer) { jobTable(w, list.Jobs) })
 			})
 		},
@@ -359,12 +366,27 @@ func newJobShowCommand(env *env, client *controllerClient) *cobra.Command {
 
 // statusView is a status as it is printed.
 type statusView struct {
-	SchemaVersion int          `json:"schema_version"`
-	OK            bool         `json:"ok"`
-	Problems      []string     `json:"problems"` // a sentence each; empty if all is well
-	Switch        switchView   `json:"switch"`
-	Servers       []serverView `json:"servers"`
-	Jobs          []jobView    `json:"jobs"`
+	SchemaVersion int            `json:"schema_version"`
+	OK            bool           `json:"ok"`
+	Problems      []string       `json:"problems"` // a sentence each; empty if all is well
+	Controller    controllerView `json:"controller"`
+	Switch        switchView     `json:"switch"`
+	Servers       []serverView   `json:"servers"`
+	Refused       []refusedView  `json:"refused"` // packets, by device and reason; only where there are any
+	Jobs          []jobView      `json:"jobs"`
+}
+
+type controllerView struct {
+	Address string `json:"address"`
+	Ready   bool   `json:"ready"` // always: it has answered
+}
+
+// refusedView is how many packets a device has refused for a reason.
+type refusedView struct {
+	At      string `json:"at"` // name of the switch or server
+	Reason  string `json:"reason"`
+	Packets uint64 `json:"packets"`
+	Meaning string `json:"meaning"`
 }
 
 type switchView struct {
@@ -400,6 +422,8 @@ type jobView struct {
 	Ranks       uint32   `json:"ranks"`
 	Joined      string   `json:"joined"` // ranks, such as "0-2"
 	Left        string   `json:"left"`
+	Gone        string   `json:"gone"`               // ranks that the job goes on without
+	Recovery    string   `json:"recovery,omitempty"` // what a recovery under way waits for
 	Cohort      string   `json:"cohort"`
 	Servers     []string `json:"servers"`
 	Pool        uint32   `json:"pool"`
@@ -442,9 +466,13 @@ type changeView struct {
 	WaitsFor    string   `json:"waits_for"`
 }
 
-func viewStatus(r *api.StatusReply) *statusView {
-	v := &statusView{SchemaVersion: statusSchema, Problems: []string{}, Servers: []serverView{}, Jobs: []jobView{}}
+func viewStatus(address string, r *api.StatusReply) *statusView {
+	v := &statusView{
+		SchemaVersion: statusSchema, Problems: []string{}, Servers: []serverView{}, Refused: []refusedView{}, Jobs: []jobView{},
+		Controller: controllerView{Address: address, Ready: true},
+	}
 	sw := r.GetSwitch()
+	v.refuse(sw.GetName(), sw.GetReasons())
 	v.Switch = switchView{
 		Name: sw.GetName(), Address: sw.GetAddress(), Ready: sw.GetReady(), Error: sw.GetError(),
 		Slots: sw.GetSlots(), SlotsFree: sw.GetSlotsFree(), Reasons: sw.GetReasons(), Sent: sw.GetSent(),
@@ -453,6 +481,7 @@ func viewStatus(r *api.StatusReply) *statusView {
 		v.Problems = append(v.Problems, fmt.Sprintf("switch %s at %s is not ready: %s", sw.GetName(), sw.GetAddress(), sw.GetError()))
 	}
 	for _, s := range r.GetServers() {
+		v.refuse(s.GetName(), s.GetReasons())
 		v.Servers = append(v.Servers, serverView{
 			Name: s.GetName(), Address: s.GetAddress(), Ready: s.GetReady(), Error: s.GetError(),
 			Interface: s.GetInfo().GetInterface(), Mode: s.GetInfo().GetMode(), MemoryBytes: s.GetInfo().GetMemoryBytes(),
@@ -468,9 +497,24 @@ func viewStatus(r *api.StatusReply) *statusView {
 		if j.GetError() != "" {
 			v.Problems = append(v.Problems, fmt.Sprintf("job %s is %s: %s", j.GetName(), j.GetState(), j.GetError()))
 		}
+		if j.GetRecovery() != "" {
+			v.Problems = append(v.Problems, fmt.Sprintf("job %s is being recovered, which waits for %s", j.GetName(), j.GetRecovery()))
+		}
+		if j.GetGone() != 0 {
+			v.Problems = append(v.Problems, fmt.Sprintf("job %s goes on without rank %s", j.GetName(), policy.FormatMask(j.GetGone())))
+		}
 	}
 	v.OK = len(v.Problems) == 0
 	return v
+}
+
+// refuse adds what a device has refused, in the order of the reason codes.
+func (v *statusView) refuse(at string, reasons map[string]uint64) {
+	for r := range wire.Reason(wire.NumReasons) {
+		if n := reasons[r.String()]; n != 0 && r.Fault() {
+			v.Refused = append(v.Refused, refusedView{at, r.String(), n, r.Meaning()})
+		}
+	}
 }
 
 func viewJob(j *api.Job) jobView {
@@ -487,7 +531,8 @@ func viewJob(j *api.Job) jobView {
 	}
 	return jobView{
 		Name: j.GetName(), ID: j.GetId(), Epoch: j.GetEpoch(), State: j.GetState(), Error: j.GetError(), Ranks: j.GetRanks(),
-		Joined: policy.FormatMask(j.GetJoined()), Left: policy.FormatMask(j.GetLeft()), Cohort: policy.FormatMask(j.GetCohort()),
+		Joined: policy.FormatMask(j.GetJoined()), Left: policy.FormatMask(j.GetLeft()),
+		Gone: policy.FormatMask(j.GetGone()), Recovery: j.GetRecovery(), Cohort: policy.FormatMask(j.GetCohort()),
 		Servers: servers, Pool: j.GetPool(), Chunks: j.GetChunks(), Explanation: j.GetExplanation(),
 		Change: change, Depth: j.GetDepth(),
 		Consistency: consistencyView{
@@ -553,7 +598,8 @@ func (v *statusView) text(w io.Writer) {
 		}
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(tw, "\nswitch\t%s\t%s\t%s\t%d of %d slots free\n", v.Switch.Name, v.Switch.Address, readyWord(v.Switch.Ready),
+	fmt.Fprintf(tw, "\ncontroller\t\t%s\t%s\n", v.Controller.Address, readyWord(v.Controller.Ready))
+	fmt.Fprintf(tw, "switch\t%s\t%s\t%s\t%d of %d slots free\n", v.Switch.Name, v.Switch.Address, readyWord(v.Switch.Ready),
 		v.Switch.SlotsFree, v.Switch.Slots)
 	for _, s := range v.Servers {
 		fmt.Fprintf(tw, "server\t%s\t%s\t%s\t%d of %d slots free\n", s.Name, s.Address, readyWord(s.Ready), s.SlotsFree, s.Slots)
@@ -563,6 +609,13 @@ func (v *statusView) text(w io.Writer) {
 	countLine(w, "switch packets sent", v.Switch.Sent)
 	for _, s := range v.Servers {
 		countLine(w, "server "+s.Name+" packets by reason", s.Reasons)
+	}
+	if len(v.Refused) > 0 {
+		fmt.Fprintln(tw, "\nREFUSED\tAT\tPACKETS\tTHEY ARE")
+		for _, r := range v.Refused {
+			fmt.Fprintf(tw, "%s\t%s\t%d\t%s\n", r.Reason, r.At, r.Packets, r.Meaning)
+		}
+		tw.Flush()
 	}
 	if len(v.Jobs) > 0 {
 		fmt.Fprintln(w)

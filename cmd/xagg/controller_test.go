@@ -62,7 +62,7 @@ waits for  ranks 0,2 to finish the last round of epoch 1
 	}
 
 	out.Reset()
-	status := viewStatus(&api.StatusReply{Switch: &api.SwitchStatus{Ready: true}, Jobs: []*api.Job{changing()}})
+	status := viewStatus("unix:ctl", &api.StatusReply{Switch: &api.SwitchStatus{Ready: true}, Jobs: []*api.Job{changing()}})
 	status.text(&out)
 	if !strings.Contains(out.String(), "job train changes its plan to epoch 2 and waits for ranks 0,2 to finish the last round of epoch 1\n") {
 		t.Errorf("status is\n%s", out.String())

@@ -145,6 +145,7 @@ func newRoot(env *env, args []string) *cobra.Command {
 		newServerCommand(env),
 		newWorkerCommand(env),
 		newStatusCommand(env),
+		newWhyCommand(env),
 		newJobCommand(env),
 		newPcapCommand(env),
 		newDoctorCommand(env),

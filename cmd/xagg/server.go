@@ -1,18 +1,22 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
 
+	"xagg/api"
 	"xagg/internal/endpoint"
+	"xagg/internal/metrics"
 	"xagg/xdp"
 )
 
 func newServerCommand(env *env) *cobra.Command {
 	cfg := xdp.Config{Memory: 64 << 20, Mode: xdp.Auto}
 	var noPin bool
+	var metricsAddr string
 	cmd := &cobra.Command{
 		Use:         "server --interface NAME",
 		Annotations: daemon,
@@ -60,9 +64,19 @@ same network namespace, the server attaches one that passes everything.`,
 				}
 				cfg.Name = name
 			}
-			return xdp.Serve(cmd.Context(), cfg, env.log)
+			if metricsAddr == "" {
+				return xdp.Serve(cmd.Context(), cfg, env.log)
+			}
+			agent, err := endpoint.Dial(cfg.Listen) // its own: metrics show what a controller sees
+			if err != nil {
+				return err
+			}
+			defer agent.Close()
+			return withMetrics(cmd.Context(), env.log, metricsAddr, metrics.NewAgent(api.NewAgentClient(agent)),
+				func(ctx context.Context) error { return xdp.Serve(ctx, cfg, env.log) })
 		},
 	}
+	metricsFlag(cmd, &metricsAddr)
 	flags := cmd.Flags()
 	flags.StringVar(&cfg.Interface, "interface", "", "interface that the workers' packets arrive at")
 	flags.Var(&cfg.Memory, "memory", "memory for slots: a whole number with KiB, MiB or GiB")

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
@@ -22,6 +23,7 @@ import (
 	"xagg/bmv2/fault"
 	"xagg/controller"
 	"xagg/internal/endpoint"
+	"xagg/internal/metrics"
 	"xagg/lab"
 	"xagg/worker"
 	"xagg/xdp"
@@ -50,7 +52,10 @@ type Lab struct {
 	topology lab.Topology
 	checksum bool
 	engine   *bmv2.Engine
+	ctl      *controller.Controller
 	conn     *endpoint.Conn
+	servers  []func(frame, b []byte) (answer []byte)
+	clients  []*endpoint.Conn // of the servers' agents
 	group    errgroup.Group
 	stop     context.CancelFunc
 	agents   []*grpc.Server
@@ -111,6 +116,11 @@ func (l *Lab) start(ctx, run context.Context, cfg Config) error {
 		if err := l.serve(host, cfg.Slots, listen(addr)); err != nil {
 			return err
 		}
+		conn, err := endpoint.DialBy(dial, addr)
+		if err != nil {
+			return err
+		}
+		l.clients = append(l.clients, conn)
 	}
 
 	for rank, host := range cfg.Topology.Workers {
@@ -129,6 +139,7 @@ func (l *Lab) start(ctx, run context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	l.ctl = ctl
 	controllerListener := listen(controllerAddr)
 	l.group.Go(func() error { return ctl.Run(run, controllerListener) })
 	l.conn, err = endpoint.DialBy(dial, controllerAddr)
@@ -152,9 +163,13 @@ func (l *Lab) serve(host lab.Host, slots uint32, lis net.Listener) error {
 	})
 
 	origin := time.Now()
+	handle := func(frame, b []byte) []byte {
+		return server.Handle(uint64(time.Since(origin).Microseconds()), frame, b)
+	}
+	l.servers = append(l.servers, handle)
 	var answer []byte
 	return l.engine.Attach(host.Port, func(frame []byte) {
-		answer = server.Handle(uint64(time.Since(origin).Microseconds()), frame, answer[:0])
+		answer = handle(frame, answer[:0])
 		if len(answer) > 0 {
 			// The engine is only ever closed as a whole, and then nobody waits for the answer.
 			_ = l.engine.Inject(host.Port, answer)
@@ -164,6 +179,23 @@ func (l *Lab) serve(host lab.Host, slots uint32, lis net.Listener) error {
 
 // Controller returns the connection to the controller's API.
 func (l *Lab) Controller() grpc.ClientConnInterface { return l.conn }
+
+// Collectors returns what Prometheus collects: of the controller, then of the servers.
+func (l *Lab) Collectors() []prometheus.Collector {
+	collectors := []prometheus.Collector{l.ctl.Collector()}
+	for _, conn := range l.clients {
+		collectors = append(collectors, metrics.NewAgent(api.NewAgentClient(conn)))
+	}
+	return collectors
+}
+
+// Inject has a frame come in at a port of the switch, whoever may have sent it.
+func (l *Lab) Inject(port uint16, frame []byte) error { return l.engine.Inject(port, frame) }
+
+// InjectServer has a frame come in at a server, whoever may have sent it, and returns the answer, which goes nowhere.
+func (l *Lab) InjectServer(server int, frame []byte) (answer []byte) {
+	return l.servers[server](frame, nil)
+}
 
 // Link returns a link of the worker with the given rank, at UDP port port. The newest link of a rank receives.
 func (l *Lab) Link(rank int, port uint16) worker.Link {
@@ -186,6 +218,9 @@ func (l *Lab) Close() error {
 		var errs []error
 		if l.conn != nil {
 			errs = append(errs, l.conn.Close())
+		}
+		for _, conn := range l.clients {
+			errs = append(errs, conn.Close())
 		}
 		for _, agent := range l.agents {
 			agent.Stop()

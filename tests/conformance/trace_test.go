@@ -88,7 +88,8 @@ func (t *tracer) grad(pl *plan, rank int, seq uint32) *wire.Packet {
 	}}
 	p.Blocks = wire.BlocksFor(int(p.Elems))
 	switch {
-	case pl.async && seq%3 != 0: // the others are scouts
+	case pl.async && seq%3 != 0, // the others are scouts
+		!pl.async && seq%13 == 7: // which the cohort may not send
 		p.Flags |= wire.FlagAsync
 	case p.Chunk == 2:
 		p.Flags |= wire.FlagLast

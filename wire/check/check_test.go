@@ -222,7 +222,7 @@ func TestViolations(t *testing.T) {
 		"blocks":                {"switch", damage(firstResult, 42+wire.OffBlocks), "length", ""},
 		"reserved":              {"switch", damage(firstResult, 42+wire.HeaderLen-1), "length", "reserved"},
 		"total length":          {"switch", damage(firstResult, 14+3), "length", ""},
-		"RESULT's flag damaged": {"server", lastResult(func(p *wire.Packet) { p.Flags |= wire.FlagForwarded }), "field", "flags 0xc"},
+		"RESULT's flag damaged": {"server", lastResult(func(p *wire.Packet) { p.Flags |= wire.FlagForwarded }), "field", "flags 0x4c"},
 		"RESULT's reason":       {"server", lastResult(func(p *wire.Packet) { p.Reason = 3 }), "field", "reason 3"},
 		"RESULT made a PARTIAL": {"switch", damageType(wire.TypePartial), "field", "without a UDP checksum"},
 		"RESULT made an ACK":    {"switch", damageType(wire.TypeAck), "field", "tag"},
@@ -425,13 +425,13 @@ func TestEveryBitOfAResult(t *testing.T) {
 }
 
 func TestIncomplete(t *testing.T) {
-	want := []Incomplete{{7, 1, 1, 1, []int{2}}}
+	want := []Incomplete{{7, 1, 1, 1, []int{2}, 0}}
 	for name, c := range map[string]struct {
 		edit func([]item) []item
 		want []Incomplete
 	}{
 		"GRAD":      {func(items []item) []item { return dropRank(items, 2) }, want},
-		"two GRADs": {func(items []item) []item { return dropRank(dropRank(items, 0), 3) }, []Incomplete{{7, 1, 1, 1, []int{0, 3}}}},
+		"two GRADs": {func(items []item) []item { return dropRank(dropRank(items, 0), 3) }, []Incomplete{{7, 1, 1, 1, []int{0, 3}, 0}}},
 		"GRAD damaged beyond recognition": {func(items []item) []item {
 			i := grad(items, 2)
 			items = dropRank(items, 2)
@@ -444,19 +444,19 @@ func TestIncomplete(t *testing.T) {
 				}
 			}
 			panic("no such rank")
-		}, []Incomplete{{7, 1, 1, 1, []int{0, 1, 2}}}},
+		}, []Incomplete{{7, 1, 1, 1, []int{0, 1, 2}, 0}}},
 		"ACK tells of a rank": {func(items []item) []item {
 			a := items[grad(items, 3)]
 			a.p = short(wire.TypeAck, a.p)
 			a.p.Contributors = 1<<3 | 1<<40
 			a.checksum = false
 			return append(items, a)
-		}, []Incomplete{{7, 1, 1, 1, []int{40}}}},
+		}, []Incomplete{{7, 1, 1, 1, []int{40}, 0}}},
 		"RESULT of another epoch": {func(items []item) []item {
 			r := items[find(items, wire.TypeResult)[0]]
 			r.p.Epoch = 9
 			return append(items, r)
-		}, []Incomplete{{7, 9, 1, 1, []int{0, 1, 2, 3}}}},
+		}, []Incomplete{{7, 9, 1, 1, []int{0, 1, 2, 3}, 0}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, mode := range modes {
@@ -781,6 +781,7 @@ func FuzzFiles(f *testing.F) {
 	j.round(1, 3)
 	f.Add(pcap(j.items), pcap(foreign()))
 	f.Add(capturetest.Pcapng(binary.BigEndian, capture.LinkLinuxSLL2, packets(j.items[:9])), pcap(j.items[9:]))
+	f.Add(pcap(asyncScript()[:40]), pcap(quorumScript()[:30]))
 	f.Add(pcap(nil), []byte{})
 	f.Fuzz(func(t *testing.T, a, b []byte) {
 		c := New(Options{Chunks: 3, Findings: 2, Held: 2000})

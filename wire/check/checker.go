@@ -1,5 +1,6 @@
 // Package check judges captures of the aggregation protocol: each packet by itself, and all packets together by the
 // protocol's first property, that every RESULT is the sum of exactly the contributions in its mask, each added once.
+// Whether the mask has all ranks or, in quorum, those who came in time makes no difference.
 //
 // A capture may hold the same packet many times: seen at the port where it came in and again where it went out, sent
 // again, multicast to every rank. All that counts is what packets say of a chunk: for each (job, epoch, round, chunk)
@@ -7,12 +8,21 @@
 //   - a rank contributes one thing. Further GRADs of the rank must be equal in lanes, tag, amax and flags, the marks of
 //     their way (RESEND, FORWARDED, addresses) excepted;
 //   - a PARTIAL or RESULT is the sum of the GRADs of its mask in lanes and tag, their largest amax, their sticky flags;
-//   - there is one RESULT. Further ones must be equal, the time fields excepted;
+//   - there is one RESULT. Further ones must be equal, the time fields and LATE excepted;
 //   - a rank is in one PARTIAL at most, or in equal ones;
 //   - all agree on the chunk's shape: elems, exponent, LAST, MODULAR and seq.
 //
+// A recovery sums a round's unfinished chunks again under a newer epoch. A rank's contribution stays the same under every
+// epoch, if it comes from the same address and port; a rank that came back without its memory has others. The RESULTs may differ
+// in their masks: a worker that is frozen takes none, and whether it had taken an older one is not to be seen in packets.
+// Such chunks are counted.
+//
+// Packets with ASYNC tell of running sums. All RESULTs of as many additions must be equal, masks and time fields excepted. Each
+// of these states must be the one before it and the next contribution of the rank that it names as the last, in the order of
+// the rank's rounds, and a RESULT's mask the ranks that have come to its round.
+//
 // The order of the packets does not matter for the verdict. A mask may name a rank whose GRAD the capture lacks: then
-// the sum cannot be checked and the capture is incomplete.
+// the sum cannot be checked and the capture is incomplete. So it is when a running sum has states that were not captured.
 package check
 
 import (
@@ -57,9 +67,10 @@ func (p place) String() string {
 
 func placeOf(h *wire.Header) place { return place{h.Job, h.Epoch, h.Round, h.Chunk} }
 
+// roundKey is a round, under whatever epochs.
 type roundKey struct {
-	job, epoch uint16
-	round      uint32
+	job   uint16
+	round uint32
 }
 
 // shape is what all packets of a chunk agree on.
@@ -77,6 +88,9 @@ func (s shape) String() string {
 	}
 	if s.flags&wire.FlagModular != 0 {
 		text += ", MODULAR"
+	}
+	if s.flags&wire.FlagAsync != 0 {
+		text += ", ASYNC"
 	}
 	return text
 }
@@ -97,6 +111,13 @@ type value struct {
 type contribution struct {
 	value
 	rank uint8
+	from sender
+}
+
+// sender is the address and port that a GRAD comes from.
+type sender struct {
+	ip   [4]byte
+	port uint16
 }
 
 // sum is a PARTIAL or RESULT.
@@ -105,6 +126,7 @@ type sum struct {
 	typ       wire.Type
 	rank      uint8
 	nextEpoch uint16
+	server    bool // closed by a server
 	mask      uint64
 	checked   bool // compared with its contributions; if not, they have not all been seen
 	at        Ref
@@ -112,11 +134,12 @@ type sum struct {
 }
 
 func (s *sum) same(t *sum) bool {
-	return s.value == t.value && s.mask == t.mask && s.rank == t.rank && s.nextEpoch == t.nextEpoch
+	return s.value == t.value && s.mask == t.mask && s.rank == t.rank && s.nextEpoch == t.nextEpoch && s.server == t.server
 }
 
-// chunk is what is known of one chunk.
+// chunk is what is known of one chunk under one epoch.
 type chunk struct {
+	epoch   uint16
 	shape   shape
 	first   Ref    // the packet that told it
 	seen    uint64 // ranks in grads
@@ -131,13 +154,16 @@ type Checker struct {
 	opts    Options
 	hash    *hasher
 	report  Report
-	rounds  map[roundKey]map[uint32]*chunk
-	order   []roundKey // of the rounds, oldest first
+	rounds  map[roundKey]map[uint32][]*chunk // by chunk number, one for each epoch
+	order   []roundKey                       // of the rounds, oldest first
 	retired map[roundKey]bool
 	jobs    map[uint16]bool
-	chunks  int // held
-	held    int // bytes of frames of sums
-	p       wire.Packet
+	sums    map[sumKey]*runningSum
+	// sumOrder is that of the sums' first packets.
+	sumOrder []sumKey
+	chunks   int // held
+	held     int // bytes of frames of sums
+	p        wire.Packet
 }
 
 // New returns a Checker that has seen nothing yet.
@@ -153,7 +179,8 @@ func New(opts Options) *Checker {
 	}
 	return &Checker{
 		opts: opts, hash: newHasher(rand.Uint64N),
-		rounds: map[roundKey]map[uint32]*chunk{}, retired: map[roundKey]bool{}, jobs: map[uint16]bool{},
+		rounds: map[roundKey]map[uint32][]*chunk{}, retired: map[roundKey]bool{}, jobs: map[uint16]bool{},
+		sums: map[sumKey]*runningSum{},
 		report: Report{
 			SchemaVersion: SchemaVersion, Types: map[string]int{}, OtherLinks: map[string]int{}, Incomplete: []Incomplete{},
 		},
@@ -193,7 +220,7 @@ func (c *Checker) Packet(at Ref, p *capture.Packet) {
 	c.report.Types[c.p.Type.String()]++
 	f := checkSummed(c.p.Type, binary.BigEndian.Uint16(ip[offUDPChecksum:]))
 	if f == nil {
-		f = c.take(at, &c.p, p.Data)
+		f = c.take(at, sender{src.IP, src.Port}, &c.p, p.Data)
 	}
 	if f != nil {
 		c.violation(at, f, &c.p.Header, p.Data)
@@ -201,12 +228,15 @@ func (c *Checker) Packet(at Ref, p *capture.Packet) {
 }
 
 // take checks a decoded packet and adds what it says to what is known of its chunk.
-func (c *Checker) take(at Ref, p *wire.Packet, frame []byte) *fault {
+func (c *Checker) take(at Ref, from sender, p *wire.Packet, frame []byte) *fault {
 	if f := checkForm(p); f != nil {
 		return f
 	}
 	if p.Type == wire.TypeNack || p.Type == wire.TypeCtrl {
 		return nil // they say nothing of a chunk that would have to fit
+	}
+	if p.Flags&wire.FlagAsync != 0 {
+		return c.async(at, p, frame)
 	}
 	tagOK := !p.HasLanes() || p.TagOK()
 	if p.Type == wire.TypeGrad && !tagOK {
@@ -229,7 +259,7 @@ func (c *Checker) take(at Ref, p *wire.Packet, frame []byte) *fault {
 	}
 	switch p.Type {
 	case wire.TypeGrad:
-		return c.grad(ch, p)
+		return c.grad(ch, from, p)
 	case wire.TypePartial, wire.TypeResult:
 		return c.sum(ch, at, p, frame, tagOK)
 	default:
@@ -241,7 +271,7 @@ func (c *Checker) take(at Ref, p *wire.Packet, frame []byte) *fault {
 // lookup returns the packet's chunk; a new one, with the packet's shape, only if create is set. late says that the
 // chunk's round was closed to save memory.
 func (c *Checker) lookup(at Ref, h *wire.Header, create bool) (ch *chunk, late bool) {
-	key := roundKey{h.Job, h.Epoch, h.Round}
+	key := roundKey{h.Job, h.Round}
 	r := c.rounds[key]
 	if r == nil {
 		if c.retired[key] {
@@ -250,23 +280,33 @@ func (c *Checker) lookup(at Ref, h *wire.Header, create bool) (ch *chunk, late b
 		if !create {
 			return nil, false
 		}
-		r = map[uint32]*chunk{}
+		r = map[uint32][]*chunk{}
 		c.rounds[key] = r
 		c.order = append(c.order, key)
 		c.jobs[h.Job] = true
 		c.report.Rounds++
 	}
-	ch = r[h.Chunk]
-	if ch == nil && create {
-		ch = &chunk{shape: shapeOf(h), first: at}
-		r[h.Chunk] = ch
-		c.report.Chunks++
-		c.chunks++
-		for c.chunks > c.opts.Chunks && c.order[0] != key {
-			c.retired[c.order[0]] = true
-			c.closeRound(c.order[0])
-			c.order = c.order[1:]
+	for _, ch := range r[h.Chunk] {
+		if ch.epoch == h.Epoch {
+			return ch, false
 		}
+	}
+	if !create {
+		return nil, false
+	}
+	ch = &chunk{epoch: h.Epoch, shape: shapeOf(h), first: at}
+	r[h.Chunk] = append(r[h.Chunk], ch)
+	c.chunks++
+	switch len(r[h.Chunk]) {
+	case 1:
+		c.report.Chunks++
+	case 2:
+		c.report.Resummed++
+	}
+	for c.chunks > c.opts.Chunks && c.order[0] != key {
+		c.retired[c.order[0]] = true
+		c.closeRound(c.order[0])
+		c.order = c.order[1:]
 	}
 	return ch, false
 }
@@ -276,7 +316,7 @@ func (c *Checker) value(p *wire.Packet) value {
 }
 
 // grad takes a contribution whose tag fits.
-func (c *Checker) grad(ch *chunk, p *wire.Packet) *fault {
+func (c *Checker) grad(ch *chunk, from sender, p *wire.Packet) *fault {
 	v := c.value(p)
 	if i := ch.find(p.Rank); i >= 0 {
 		if ch.grads[i].value == v {
@@ -285,9 +325,32 @@ func (c *Checker) grad(ch *chunk, p *wire.Packet) *fault {
 		return faultf(ReasonConflict, "rank %d has contributed something else before: %s",
 			p.Rank, c.differences(&ch.grads[i].value, &v, int(p.Elems)))
 	}
-	ch.grads = append(ch.grads, contribution{v, p.Rank})
+	for _, other := range c.rounds[roundKey{p.Job, p.Round}][p.Chunk] {
+		if f := c.sameAs(other, ch, v, from, p); f != nil {
+			return f
+		}
+	}
+	ch.grads = append(ch.grads, contribution{v, p.Rank, from})
 	ch.seen |= 1 << p.Rank
 	c.settle(ch, placeOf(&p.Header))
+	return nil
+}
+
+// sameAs compares the contribution p to ch with the rank's contribution to the chunk under another epoch.
+func (c *Checker) sameAs(other, ch *chunk, v value, from sender, p *wire.Packet) *fault {
+	i := other.find(p.Rank)
+	if i < 0 || other.grads[i].from != from {
+		return nil
+	}
+	a, b := other.shape, ch.shape
+	a.seq, b.seq = 0, 0
+	if a != b {
+		return faultf(wireReason(wire.ReasonShape), "%s, but under epoch %d rank %d said %s", ch.shape, other.epoch, p.Rank, other.shape)
+	}
+	if old := &other.grads[i].value; *old != v {
+		return faultf(ReasonConflict, "rank %d has contributed something else under epoch %d: %s",
+			p.Rank, other.epoch, c.differences(old, &v, int(p.Elems)))
+	}
 	return nil
 }
 
@@ -330,6 +393,7 @@ func (c *Checker) sum(ch *chunk, at Ref, p *wire.Packet, frame []byte, tagOK boo
 	ch.result = ch.result || p.Type == wire.TypeResult
 	s := sum{
 		value: c.value(p), typ: p.Type, rank: p.Rank, nextEpoch: p.NextEpoch, mask: p.Contributors, at: at,
+		server:  p.Flags&wire.FlagServer != 0,
 		checked: p.Contributors&^ch.seen == 0,
 	}
 	if !tagOK {
@@ -384,6 +448,9 @@ func (c *Checker) conflict(ch *chunk, old, s *sum) *fault {
 	}
 	if old.nextEpoch != s.nextEpoch {
 		diffs = append(diffs, fmt.Sprintf("the next epoch was %d and is %d", old.nextEpoch, s.nextEpoch))
+	}
+	if old.server != s.server {
+		diffs = append(diffs, fmt.Sprintf("SERVER was %t and is %t", old.server, s.server))
 	}
 	return faultf(ReasonConflict, "an earlier %s of the chunk says something else: %s", s.typ, strings.Join(diffs, ", "))
 }
@@ -481,6 +548,9 @@ func (c *Checker) violation(at Ref, f *fault, h *wire.Header, frame []byte) {
 	v := Violation{Ref: at, Reason: f.reason, Detail: f.detail, Other: f.other, Frame: slices.Clone(frame)}
 	if h != nil {
 		v.Packet = fmt.Sprintf("%s of %s", h.Type, placeOf(h))
+		if h.Flags&wire.FlagAsync != 0 && h.Type == wire.TypeResult {
+			v.Packet += fmt.Sprintf(", %d additions", h.Seq)
+		}
 		if h.Contributors != 0 {
 			v.Packet += ", " + ranks(h.Contributors)
 		}
@@ -497,26 +567,31 @@ func (c *Checker) closeRound(key roundKey) {
 	}
 	slices.Sort(numbers)
 	for _, n := range numbers {
-		ch := r[n]
-		for i := range ch.sums {
-			c.held -= len(ch.sums[i].frame)
-		}
-		if !ch.result && ch.seen != 0 {
-			c.report.Unfinished++
-		}
-		missing := ch.claimed &^ ch.seen
-		if missing == 0 {
-			continue
-		}
-		c.report.IncompleteCount++
-		if len(c.report.Incomplete) < c.opts.Findings {
-			c.report.Incomplete = append(c.report.Incomplete, Incomplete{
-				Job: key.job, Epoch: key.epoch, Round: key.round, Chunk: n, Ranks: list(missing),
-			})
+		for _, ch := range r[n] {
+			c.closeChunk(ch, place{key.job, ch.epoch, key.round, n})
 		}
 	}
-	c.chunks -= len(r)
 	delete(c.rounds, key)
+}
+
+func (c *Checker) closeChunk(ch *chunk, at place) {
+	c.chunks--
+	for i := range ch.sums {
+		c.held -= len(ch.sums[i].frame)
+	}
+	if !ch.result && ch.seen != 0 {
+		c.report.Unfinished++
+	}
+	if missing := ch.claimed &^ ch.seen; missing != 0 {
+		c.incomplete(Incomplete{Job: at.job, Epoch: at.epoch, Round: at.round, Chunk: at.chunk, Ranks: list(missing)})
+	}
+}
+
+func (c *Checker) incomplete(i Incomplete) {
+	c.report.IncompleteCount++
+	if len(c.report.Incomplete) < c.opts.Findings {
+		c.report.Incomplete = append(c.report.Incomplete, i)
+	}
 }
 
 // Finish returns the verdict on all packets. The Checker must not be used afterwards.
@@ -524,6 +599,7 @@ func (c *Checker) Finish() *Report {
 	for _, key := range c.order {
 		c.closeRound(key)
 	}
+	c.finishSums()
 	r := &c.report
 	r.Jobs = len(c.jobs)
 	switch {

@@ -60,6 +60,26 @@ func checkSummed(typ wire.Type, checksum uint16) *fault {
 	return nil
 }
 
+// checkSumFlags checks what the flags of a PARTIAL or RESULT say of how it came about.
+func checkSumFlags(p *wire.Packet) *fault {
+	async, late, server := p.Flags&wire.FlagAsync != 0, p.Flags&wire.FlagLate != 0, p.Flags&wire.FlagServer != 0
+	switch {
+	case late && !server:
+		return faultf(ReasonField, "LATE without SERVER: only a server answers who comes late")
+	case !async:
+		return nil
+	case p.Type == wire.TypePartial:
+		return faultf(ReasonField, "a PARTIAL with ASYNC: switches add to no running sum")
+	case late || !server:
+		return faultf(ReasonField, "flags %#x with ASYNC: want SERVER, and nobody is late", uint8(p.Flags))
+	case p.SpreadUs != 0 || p.BlockedUs != 0:
+		return faultf(ReasonField, "spread %d us and blocked time %d us with ASYNC, want 0", p.SpreadUs, p.BlockedUs)
+	case p.Tag[0] >= wire.P || p.Tag[1] >= wire.P:
+		return faultf(wireReason(wire.ReasonTag), "the tag %#x of a running sum is not below %d", p.Tag, wire.P)
+	}
+	return nil
+}
+
 // checkForm checks what a packet that wire has decoded says of itself, but for the tag. It returns nil when that is
 // in order.
 func checkForm(p *wire.Packet) *fault {
@@ -78,7 +98,11 @@ func checkForm(p *wire.Packet) *fault {
 		if flags = sumFlags; p.Type == wire.TypeResult {
 			flags = resultFlags
 		}
-		if p.Rank >= wire.MaxRanks || p.Contributors>>p.Rank&1 == 0 {
+		if f := checkSumFlags(p); f != nil {
+			return f
+		}
+		// The last to add to a running sum need not have come to the round that was asked for.
+		if p.Rank >= wire.MaxRanks || p.Contributors>>p.Rank&1 == 0 && p.Flags&wire.FlagAsync == 0 || p.Contributors == 0 {
 			return faultf(wireReason(wire.ReasonMask), "the mask %#x lacks the last contributor, rank %d", p.Contributors, p.Rank)
 		}
 		if p.NextEpoch != 0 && (p.Type == wire.TypePartial || p.Chunk != 0) {

@@ -42,10 +42,14 @@ type Report struct {
 	Jobs       int `json:"jobs"`
 	Rounds     int `json:"rounds"`
 	Chunks     int `json:"chunks"`
+	Resummed   int `json:"resummed"`   // chunks that there are under more than one epoch
 	Results    int `json:"results"`    // RESULTs that were compared with their contributions, each chunk's once
 	Partials   int `json:"partials"`   // PARTIALs likewise
 	Unfinished int `json:"unfinished"` // chunks with contributions and without a RESULT
-	Late       int `json:"late"`       // packets of rounds that were closed to save memory, checked by themselves only
+	Late       int `json:"late"`       // packets of what was forgotten to save memory, checked by themselves only
+
+	RunningSums int `json:"running_sums"`
+	Additions   int `json:"additions"` // to running sums, that were compared with the contributions
 
 	ViolationCount  int          `json:"violation_count"`
 	Violations      []Violation  `json:"violations"` // the first of them
@@ -70,13 +74,16 @@ type Violation struct {
 	Frame  []byte // as captured; empty if too many packets waited to be checked
 }
 
-// Incomplete is a chunk of which a packet names contributors that were not captured.
+// Incomplete is a chunk of which a packet names contributors that were not captured, or a running sum with additions that
+// were not.
 type Incomplete struct {
 	Job   uint16 `json:"job"`
 	Epoch uint16 `json:"epoch"`
 	Round uint32 `json:"round"`
 	Chunk uint32 `json:"chunk"`
 	Ranks []int  `json:"ranks"` // whose contributions are missing
+	// Additions is how many states of a running sum in a row are missing, 0 if it is one rank's contribution.
+	Additions int `json:"additions,omitempty"`
 }
 
 // WriteJSON writes the report as one JSON object.
@@ -109,7 +116,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	switch {
-	case r.Verdict == OK && r.Results == 0:
+	case r.Verdict == OK && r.Results == 0 && r.Additions == 0:
 		b.WriteString("ok: nothing is wrong, but there is no RESULT to check\n")
 	case r.Verdict == OK:
 		b.WriteString("ok: every result is the sum of exactly the contributions in its mask\n")
@@ -140,6 +147,11 @@ func (r *Report) WriteText(w io.Writer) error {
 		b.WriteString("\n")
 	}
 	for _, i := range r.Incomplete {
+		if i.Additions > 0 {
+			fmt.Fprintf(&b, "incomplete: job %d epoch %d chunk %d: the running sum lacks %s\n",
+				i.Job, i.Epoch, i.Chunk, plural(i.Additions, "addition", "additions"))
+			continue
+		}
 		fmt.Fprintf(&b, "incomplete: %s lacks the contribution of %s\n", place{i.Job, i.Epoch, i.Round, i.Chunk}, ranksOf(i.Ranks))
 	}
 	more(&b, r.IncompleteCount-len(r.Incomplete), "incomplete chunk")
@@ -168,11 +180,17 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	fmt.Fprintf(&b, "%s, %s, %s; checked: %s and %s\n", plural(r.Jobs, "job", "jobs"), plural(r.Rounds, "round", "rounds"),
 		plural(r.Chunks, "chunk", "chunks"), plural(r.Results, "RESULT", "RESULTs"), plural(r.Partials, "PARTIAL", "PARTIALs"))
+	if r.RunningSums > 0 {
+		fmt.Fprintf(&b, "%s; checked: %s\n", plural(r.RunningSums, "running sum", "running sums"), plural(r.Additions, "addition", "additions"))
+	}
+	if r.Resummed > 0 {
+		fmt.Fprintf(&b, "%s summed under more than one epoch\n", plural(r.Resummed, "chunk", "chunks"))
+	}
 	if r.Unfinished > 0 {
 		fmt.Fprintf(&b, "%s without a RESULT\n", plural(r.Unfinished, "chunk", "chunks"))
 	}
 	if r.Late > 0 {
-		fmt.Fprintf(&b, "%s came late, for rounds closed to save memory\n", plural(r.Late, "packet", "packets"))
+		fmt.Fprintf(&b, "%s came late, for what was forgotten to save memory\n", plural(r.Late, "packet", "packets"))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

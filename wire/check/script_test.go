@@ -108,6 +108,7 @@ func (j *job) chunk(round, number uint32, elems int, last bool) {
 		}
 	}
 	if j.cohort != j.all() {
+		result.Flags |= wire.FlagServer
 		j.add(server, service, result)
 	}
 	for r := range uint8(j.ranks) {

@@ -70,32 +70,34 @@ const roundBias = 3 << 51
 
 // Encode quantizes the values of src, finite and at most wire.MaxLanes, to lanes of magnitude at most limit, and writes
 // them to dst in network order, followed by zeros: dst has room for whole blocks. tag is wire.TagLanes of the lanes.
-// clip is called for every lane that did not fit, with what is missing from it.
-func Encode(dst []byte, src []float32, exponent int8, limit int32, clip func(i int, rest float32)) (tag [2]uint32) {
+// What did not fit was clipped; [Clipped] says what it was.
+func Encode(dst []byte, src []float32, exponent int8, limit int32) (tag [2]uint32, clipped bool) {
 	var lanes [wire.MaxLanes]int32
 	factor, hi := math.Ldexp(1, int(exponent)), float64(limit)
 	run, out := lanes[:len(src)], dst[:4*len(src)]
 	for i, x := range src {
 		v := float64(x) * factor // exact
-		if math.Abs(v) > hi {
-			v = clipped(i, v, hi, factor, clip)
+		if math.Abs(v) > hi && math.Abs(math.RoundToEven(v)) > hi {
+			v = math.Copysign(hi, v)
+			clipped = true
 		}
 		lane := int32(math.Float64bits(v + roundBias))
 		run[i] = lane
 		binary.BigEndian.PutUint32(out[4*i:4*i+4], uint32(lane))
 	}
 	clear(dst[4*len(src):])
-	return wire.TagLanes(run)
+	return wire.TagLanes(run), clipped
 }
 
-// clipped handles a scaled value beyond the range: it returns the integer to send and reports the rest.
-func clipped(i int, v, hi, factor float64, clip func(i int, rest float32)) float64 {
-	if math.Abs(math.RoundToEven(v)) <= hi {
-		return v // it rounds to the last value of the range
+// Clipped calls rest for every value of src that [Encode] clips with the same exponent and limit, with what is missing
+// from it.
+func Clipped(src []float32, exponent int8, limit int32, rest func(i int, missing float32)) {
+	factor, hi := math.Ldexp(1, int(exponent)), float64(limit)
+	for i, x := range src {
+		if v := float64(x) * factor; math.Abs(v) > hi && math.Abs(math.RoundToEven(v)) > hi {
+			rest(i, float32((v-math.Copysign(hi, v))/factor))
+		}
 	}
-	lane := math.Copysign(hi, v)
-	clip(i, float32((v-lane)/factor))
-	return lane
 }
 
 // EncodeInt32 writes the values of src, at most wire.MaxLanes, to dst in network order, followed by zeros: dst has room
@@ -106,6 +108,15 @@ func EncodeInt32(dst []byte, src []int32) (tag [2]uint32) {
 	}
 	clear(dst[4*len(src):])
 	return wire.TagLanes(src)
+}
+
+// DecodeMean is Decode of the mean of the values of so many ranks.
+func DecodeMean(dst []float32, lanes []int32, exponent int8, ranks int) {
+	factor, n := math.Ldexp(1, -int(exponent)), float64(ranks)
+	lanes = lanes[:len(dst)]
+	for i, v := range lanes {
+		dst[i] = float32(float64(v) / n * factor)
+	}
 }
 
 // Decode writes the values of summed lanes to dst: lane * 2^-exponent, rounded to float32 once. A sum beyond float32

@@ -101,7 +101,11 @@ func encode(t testing.TB, src []float32, exponent int8, limit int32) (lanes []in
 	for i := range dst {
 		dst[i] = 0xaa
 	}
-	tag := scale.Encode(dst, src, exponent, limit, func(i int, rest float32) { clips = append(clips, clip{i, rest}) })
+	tag, clipped := scale.Encode(dst, src, exponent, limit)
+	scale.Clipped(src, exponent, limit, func(i int, rest float32) { clips = append(clips, clip{i, rest}) })
+	if clipped != (clips != nil) {
+		t.Fatalf("values were clipped: %v, but these are: %v", clipped, clips)
+	}
 	lanes = make([]int32, len(src))
 	for i := range lanes {
 		lanes[i] = int32(binary.BigEndian.Uint32(dst[4*i:]))
@@ -343,7 +347,7 @@ func BenchmarkEncode(b *testing.B) {
 			b.SetBytes(int64(4 * len(src)))
 			for b.Loop() {
 				for at := 0; at < len(src); at += lanes {
-					sink = scale.Encode(dst[:4*lanes], src[at:at+lanes], e, limit, nil)
+					sink, _ = scale.Encode(dst[:4*lanes], src[at:at+lanes], e, limit)
 				}
 			}
 		})

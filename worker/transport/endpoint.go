@@ -3,7 +3,6 @@ package transport
 import (
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"xagg/agg"
@@ -14,12 +13,24 @@ import (
 // Config says whose end of which job an endpoint is.
 type Config struct {
 	Job       uint16 // id of the job's incarnation
-	Epoch     uint16 // of the first round, 1..65535
+	Epoch     uint16 // of the first Depth rounds, 1..65535
 	Rank      int    // 0..Ranks-1
 	Ranks     int    // 1..wire.MaxRanks
 	Pool      uint32 // see agg.WindowConfig
+	Depth     int    // rounds that may be under way; 0 = 1
 	MaxChunks int    // of a round, at least 1: a longer vector takes several
-	// Observe, if set, is called after every round that has succeeded.
+
+	// Quorum, if not 0, is the number of ranks that are enough for a RESULT, Wait how long aggregators keep a chunk open for
+	// more, and Rounds how many rounds servers keep for those who come later.
+	Quorum int
+	Wait   time.Duration
+	Rounds int
+
+	// Round and Seq say where the first all-reduce begins, see agg.WindowConfig. Where Round is not 0 the others have a
+	// history that this worker lacks.
+	Round, Seq uint32
+
+	// Observe, if set, is called after every round that has succeeded, in their order.
 	Observe func(Round)
 }
 
@@ -33,7 +44,8 @@ type Round struct {
 	Exponent int8 // value = lane * 2^-exponent
 	Offset   int  // of the first lane in the tensor: long ones take several rounds
 	Sum      []int32
-	Mask     uint64 // contributors
+	Mask     uint64   // contributors to every chunk
+	Masks    []uint64 // contributors by chunk, valid during the call; nil where Mask says it all
 }
 
 // Info describes an all-reduce that has succeeded.
@@ -42,7 +54,12 @@ type Info struct {
 	Rounds    int    // rounds that it took, a scout included
 	Epoch     uint16 // of its last round
 	Exponent  int8   // value = lane * 2^-exponent; 0 for int32
-	Mask      uint64 // contributors
+	Mask      uint64 // contributors to every chunk
+	Least     int    // contributors of the chunk that had the fewest, and
+	Most      int    // of the one that had the most
+	Late      int    // chunks without this worker: its values go into the tensor's next all-reduce
+	Behind    int    // rounds by which others were known to be ahead when it was done
+	Path      string // who closed its chunks: "switch", "server" or "both"
 	Chunks    int    // of all its rounds
 	Packets   uint64 // sent, resends included
 	Resends   uint64
@@ -64,274 +81,502 @@ type Stats struct {
 	Wrong     uint64 // answers that were refused: another shape, a tag that does not fit, a NACK
 }
 
-// Endpoint is a worker's end of a job. An all-reduce begins with [Endpoint.Begin] or [Endpoint.BeginInt32] and is under
-// way until [Endpoint.Done]; meanwhile the caller sends what [Endpoint.Due] asks for, hands in what it receives with
-// [Endpoint.Take], and asks Due again at [Endpoint.Deadline] at the latest. Time is a time.Duration since an origin of
-// the caller's; it must not run backwards. After an error the endpoint is of no further use.
+// Endpoint is a worker's end of a job. All-reduces begin with [Endpoint.Begin] or [Endpoint.BeginInt32], as many at a
+// time as the caller likes, and end in that order, each when its [Call] is done; meanwhile the caller sends what
+// [Endpoint.Due] asks for, hands in what it receives with [Endpoint.Take], and asks Due again at [Endpoint.Deadline] at
+// the latest. Due alone decides what is sent, Take alone what is taken. Time is a time.Duration since an origin of the
+// caller's; it must not run backwards. After an error the endpoint is of no further use.
+//
+// The rounds of all calls are one sequence, the same on all ranks: those of a call begin after those of the call before
+// it. So a call that has to wait, for the call before it of the same key or for its own scout, holds up all that come
+// after it. What of the sequence is under way, at most Config.Depth rounds, the endpoint calls live.
 type Endpoint struct {
-	round     round
-	maxChunks int
-	observe   func(Round)
-	tensors   map[string]*tensor
+	cfg     Config
+	ranks   uint64 // all ranks of the job
+	limit   int32  // of a lane's magnitude
+	window  *agg.Window
+	tensors map[tensorKey]*tensor
 
-	// The all-reduce under way.
-	key    string
-	tensor *tensor // nil for integers
-	vec    vector  // the whole of it
-	amax   uint8   // of this worker's values
-	offset int     // of the round under way in it
-	began  time.Duration
-	before agg.Stats
-	info   Info
-	done   bool
-	sum    []int32 // for the observer
+	calls []*Call  // that are not done, in their order
+	begun int      // so many of them have begun all of their rounds
+	live  []*round // that have begun and are not accounted for, ascending
+	kept  []*round // finished, ascending: their RESULTs may be asked for (docs/protocol.md, "Recovery")
+	free  []*round // for their memory
+
+	last   Info   // of the call that was done last
+	newest uint32 // number of the newest round of which a RESULT was seen
+	answer wire.Packet
+	stats  Stats // but for the window's own
+	// unknown is why an aggregator refused the last contribution that was answered at all, if it did because it has no
+	// plan for it: it has lost its memory.
+	unknown wire.Reason
 }
 
-// tensor is what an endpoint remembers of a float32 tensor between its all-reduces.
+// Call is an all-reduce.
+type Call struct {
+	key     string
+	tensor  *tensor
+	vec     vector // the whole of it
+	amax    uint8  // of this worker's values
+	next    int    // offset of the round to begin next
+	scout   bool   // its scout is under way
+	silent  bool   // this worker contributes nothing
+	listen  bool   // what the other ranks know of the tensor is yet to be heard
+	started bool   // its first round has begun
+	rounds  int    // under way
+	done    bool
+	began   time.Duration
+	info    Info
+}
+
+// Done reports whether the all-reduce is done: its result is in its data.
+func (c *Call) Done() bool { return c.done }
+
+// Info describes the all-reduce once it is done.
+func (c *Call) Info() Info { return c.info }
+
+// tensorKey names a tensor. What one key means for float32 and for int32 has nothing to do with each other.
+type tensorKey struct {
+	key     string
+	modular bool
+}
+
+// tensor is what an endpoint remembers of a tensor between its all-reduces.
 type tensor struct {
-	len      int
-	amax     uint8  // of the RESULTs of the last all-reduce; 0 = not known, or it was all zero
-	residual []rest // what was clipped
+	len  int
+	user *Call // the call of it that is under way
+	amax uint8 // of the RESULTs of the last all-reduce; 0 = not known, or it was all zero
+	// What RESULTs lacked of this worker's values: what was clipped, and with a quorum what came too late.
+	floats []rest[float32]
+	ints   []rest[int32]
+	fresh  bool // this worker has not taken part in an all-reduce of it
 }
 
-type rest struct {
+type rest[T float32 | int32] struct {
 	index int
-	value float32
+	value T
 }
 
 // New returns an endpoint before its first all-reduce. It panics if the configuration is out of range.
 func New(cfg Config) *Endpoint {
-	if cfg.Ranks < 1 || cfg.Ranks > wire.MaxRanks || cfg.Rank < 0 || cfg.Rank >= cfg.Ranks || cfg.MaxChunks < 1 {
-		panic(fmt.Sprintf("transport: new endpoint: rank %d of %d with %d chunks", cfg.Rank, cfg.Ranks, cfg.MaxChunks))
+	if cfg.Ranks < 1 || cfg.Ranks > wire.MaxRanks || cfg.Rank < 0 || cfg.Rank >= cfg.Ranks || cfg.MaxChunks < 1 ||
+		cfg.Depth < 0 || cfg.Quorum < 0 || cfg.Quorum > cfg.Ranks {
+		panic(fmt.Sprintf("transport: new endpoint: rank %d of %d with %d chunks, depth %d and quorum %d",
+			cfg.Rank, cfg.Ranks, cfg.MaxChunks, cfg.Depth, cfg.Quorum))
 	}
+	cfg.Depth = max(cfg.Depth, 1)
 	all := ^uint64(0) >> (wire.MaxRanks - cfg.Ranks)
 	return &Endpoint{
-		round: round{
-			window: agg.NewWindow(agg.WindowConfig{
-				Job: cfg.Job, Epoch: cfg.Epoch, Rank: uint8(cfg.Rank), Ranks: all, Pool: cfg.Pool,
-			}),
-			ranks: all,
-			limit: scale.Limit(cfg.Ranks),
-			header: wire.Header{
-				Type: wire.TypeGrad, Job: cfg.Job, Rank: uint8(cfg.Rank), Contributors: 1 << cfg.Rank,
-			},
-		},
-		maxChunks: cfg.MaxChunks,
-		observe:   cfg.Observe,
-		tensors:   map[string]*tensor{},
-		done:      true,
+		cfg:   cfg,
+		ranks: all,
+		limit: scale.Limit(cfg.Ranks),
+		window: agg.NewWindow(agg.WindowConfig{
+			Job: cfg.Job, Epoch: cfg.Epoch, Rank: uint8(cfg.Rank), Ranks: all, Pool: cfg.Pool, Depth: cfg.Depth,
+			Round: cfg.Round, Seq: cfg.Seq, Quorum: cfg.Quorum, Wait: cfg.Wait,
+		}),
+		newest:  cfg.Round - 1,
+		tensors: map[tensorKey]*tensor{},
 	}
 }
 
-// Begin begins an all-reduce of float32 values at time now: data is replaced by the sum of all ranks' data, and must
-// not be touched before the all-reduce is done. key names the tensor, whose scale and clipped remainders are kept from
-// one all-reduce to the next. A NaN or Inf is a [NonFiniteError]. The all-reduce before must be done.
-func (e *Endpoint) Begin(now time.Duration, key string, data []float32) error {
-	e.mustBeDone()
+// Begin begins an all-reduce of float32 values at time now: data is replaced by the sum of all ranks' data, or with a
+// quorum by the mean of those that were in time, chunk by chunk, and must not be touched before the call is done. key
+// names the tensor, whose scale is kept from one all-reduce to the next, and what was left out of it: clipped remainders
+// and the values of chunks that went without this worker. A NaN or Inf is a [NonFiniteError].
+func (e *Endpoint) Begin(now time.Duration, key string, data []float32) (*Call, error) {
+	t, err := e.tensor(tensorKey{key: key}, len(data))
+	if err != nil {
+		return nil, err
+	}
+	amax, bad := scale.Amax(data)
+	if bad >= 0 {
+		return nil, &NonFiniteError{Rank: e.cfg.Rank, Key: key, Index: bad, Value: data[bad]}
+	}
+	return e.begin(now, &Call{key: key, tensor: t, vec: vector{f32: data}, amax: amax})
+}
+
+// BeginInt32 begins an all-reduce of integers at time now, like [Endpoint.Begin] but without scaling, and with a quorum
+// too it is the sum. A sum beyond int32 is an [IntegrityError].
+func (e *Endpoint) BeginInt32(now time.Duration, key string, data []int32) (*Call, error) {
+	t, err := e.tensor(tensorKey{key, true}, len(data))
+	if err != nil {
+		return nil, err
+	}
+	return e.begin(now, &Call{key: key, tensor: t, vec: vector{i32: data, modular: true}})
+}
+
+// tensor returns the tensor of a key, which has so many values. Integers of which nothing is kept need not have as many
+// as the last time.
+func (e *Endpoint) tensor(key tensorKey, n int) (*tensor, error) {
 	t, ok := e.tensors[key]
 	if !ok {
-		t = &tensor{len: len(data)}
+		t = &tensor{fresh: true}
 		e.tensors[key] = t
 	}
-	if t.len != len(data) {
-		return fmt.Errorf("%d values, but the tensor had %d before: use one key per tensor", len(data), t.len)
+	if ok && t.len != n && (!key.modular || e.cfg.Quorum > 0) {
+		return nil, fmt.Errorf("%d values, but the tensor had %d before: use one key per tensor", n, t.len)
 	}
-	own, bad := scale.Amax(data)
-	if bad < 0 && len(t.residual) > 0 {
-		if err := e.addResidual(key, t, data); err != nil {
-			return err
+	t.len = n
+	return t, nil
+}
+
+func (e *Endpoint) begin(now time.Duration, c *Call) (*Call, error) {
+	c.began = now
+	e.calls = append(e.calls, c)
+	if err := e.advance(now); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// advance begins the rounds that may begin.
+func (e *Endpoint) advance(now time.Duration) error {
+	for e.begun < len(e.calls) && e.window.MayBegin() {
+		c := e.calls[e.begun]
+		if !c.started {
+			if c.tensor.user != nil {
+				return nil
+			}
+			if err := e.start(c); err != nil {
+				return err
+			}
 		}
-		own, bad = scale.Amax(data)
+		switch {
+		case c.listen, c.scout && c.rounds > 0:
+			return nil
+		case c.scout:
+			e.beginRound(now, c, vector{scout: true}, 0)
+		default:
+			to := min(c.next+e.longest(), c.vec.len())
+			e.beginRound(now, c, c.vec.slice(c.next, to), c.next)
+			if c.next = to; to == c.vec.len() {
+				e.begun++
+			}
+		}
 	}
-	if bad >= 0 {
-		return &NonFiniteError{Rank: e.rank(), Key: key, Index: bad, Value: data[bad]}
+	return nil
+}
+
+// start prepares a call's first round. The call before it of the same tensor is done.
+func (e *Endpoint) start(c *Call) error {
+	t := c.tensor
+	c.started = true
+	t.user = c
+	if err := e.addResidual(c); err != nil {
+		return err
 	}
-	e.begin(now, key, t, vector{f32: data}, own)
-	// Nothing is known of a tensor's scale before its first all-reduce and after one of zeros.
-	if t.amax == 0 {
-		e.beginRound(now, vector{scout: true})
+	missed := t.fresh && e.cfg.Round != 0
+	t.fresh = false
+	if missed {
+		e.withhold(c)
+	}
+	if c.vec.modular {
 		return nil
 	}
-	e.scaled()
-	e.beginNext(now, 0)
+	if missed && c.vec.len() > 0 {
+		c.listen = true
+		return nil
+	}
+	// Nothing is known of a tensor's scale before its first all-reduce and after one of zeros.
+	if c.scout = t.amax == 0; !c.scout {
+		e.scaled(c)
+	}
 	return nil
 }
 
-// BeginInt32 begins an all-reduce of integers at time now, like [Endpoint.Begin] but without scaling. A sum beyond
-// int32 is an [IntegrityError].
-func (e *Endpoint) BeginInt32(now time.Duration, key string, data []int32) {
-	e.mustBeDone()
-	e.begin(now, key, nil, vector{i32: data, modular: true}, 0)
-	e.beginNext(now, 0)
-}
-
-func (e *Endpoint) mustBeDone() {
-	if !e.done {
-		panic(fmt.Sprintf("transport: begin all-reduce: round %d is under way", e.round.header.Round))
-	}
-}
-
-func (e *Endpoint) begin(now time.Duration, key string, t *tensor, vec vector, amax uint8) {
-	e.key, e.tensor, e.vec, e.amax, e.offset = key, t, vec, amax, 0
-	e.began, e.before = now, e.round.window.Stats()
-	e.info, e.done = Info{}, false
-	e.round.clip = func(i int, value float32) {
-		t.residual = append(t.residual, rest{e.offset + i, value})
-	}
-}
-
-// addResidual adds to data what was clipped before, and forgets it.
-func (e *Endpoint) addResidual(key string, t *tensor, data []float32) error {
-	for _, r := range t.residual {
-		data[r.index] += r.value
-		if math.IsInf(float64(data[r.index]), 0) {
-			return &NonFiniteError{Rank: e.rank(), Key: key, Index: r.index, Value: data[r.index], Residual: true}
+// addResidual adds to a call's data what the RESULTs before lacked, and forgets it.
+func (e *Endpoint) addResidual(c *Call) error {
+	t := c.tensor
+	for _, r := range t.ints {
+		sum := int64(c.vec.i32[r.index]) + int64(r.value)
+		if c.vec.i32[r.index] = int32(sum); int64(int32(sum)) != sum {
+			return fmt.Errorf("value %d becomes %d with what earlier rounds went without: more than int32 holds", r.index, sum)
 		}
 	}
-	t.residual = t.residual[:0]
+	t.ints = t.ints[:0]
+	if len(t.floats) == 0 {
+		return nil
+	}
+	data := c.vec.f32
+	for _, r := range t.floats {
+		data[r.index] += r.value
+		if math.IsInf(float64(data[r.index]), 0) {
+			return &NonFiniteError{Rank: e.cfg.Rank, Key: c.key, Index: r.index, Value: data[r.index], Residual: true}
+		}
+	}
+	t.floats = t.floats[:0]
+	c.amax, _ = scale.Amax(data)
 	return nil
 }
 
-// scaled fixes the exponent of the all-reduce from what is known of the tensor; what its RESULTs say is for the next.
-func (e *Endpoint) scaled() {
-	e.info.Exponent = scale.Exponent(e.tensor.amax, e.ranks())
-	e.tensor.amax = 0
+// withhold makes a call's whole data residual: a worker that has come back contributes nothing to its first all-reduce
+// of a tensor.
+func (e *Endpoint) withhold(c *Call) {
+	c.silent = true
+	c.tensor.keep(c.vec, 0)
+	clear(c.vec.f32)
+	clear(c.vec.i32)
+	c.amax = 0
 }
 
-// beginNext begins the round of the vector's part from offset on.
-func (e *Endpoint) beginNext(now time.Duration, offset int) {
-	e.offset = offset
-	e.beginRound(now, e.vec.slice(offset, min(offset+e.longest(), e.vec.len())))
+// keep keeps the values of a vector, which lies at an offset of the tensor, for the next all-reduce.
+func (t *tensor) keep(v vector, offset int) {
+	for i, x := range v.f32 {
+		if x != 0 {
+			t.floats = append(t.floats, rest[float32]{offset + i, x})
+		}
+	}
+	for i, x := range v.i32 {
+		if x != 0 {
+			t.ints = append(t.ints, rest[int32]{offset + i, x})
+		}
+	}
+}
+
+// listens returns the call that can begin only when a RESULT of its first round was heard, if there is one.
+func (e *Endpoint) listens() *Call {
+	if e.begun < len(e.calls) && e.calls[e.begun].listen {
+		return e.calls[e.begun]
+	}
+	return nil
+}
+
+// hear looks at a RESULT of a round that this worker has not begun. It lets a call begin that listens, for it tells what
+// the others' next round is: a scout, or values with an exponent.
+func (e *Endpoint) hear(now time.Duration, payload []byte) error {
+	p := &e.answer
+	if p.Decode(payload) != nil || !e.window.Enough(p.Contributors) || !p.TagOK() {
+		return nil
+	}
+	if wire.SerialLess(e.newest, p.Round) {
+		e.newest = p.Round
+	}
+	c := e.listens()
+	if c == nil || p.Round != e.window.NextRound() {
+		return nil
+	}
+	c.listen = false
+	if c.scout = p.Elems == 0; !c.scout {
+		c.info.Exponent = p.Exponent
+	}
+	return e.advance(now)
+}
+
+// scaled fixes the exponent of a call from what is known of the tensor; what its RESULTs say is for the next.
+func (e *Endpoint) scaled(c *Call) {
+	c.info.Exponent = scale.Exponent(c.tensor.amax, e.cfg.Ranks)
+	c.tensor.amax = 0
 }
 
 // longest returns the number of lanes that the job's longest round has room for.
-func (e *Endpoint) longest() int { return e.maxChunks * wire.MaxLanes }
+func (e *Endpoint) longest() int { return e.cfg.MaxChunks * wire.MaxLanes }
 
-func (e *Endpoint) beginRound(now time.Duration, vec vector) {
-	r := &e.round
-	r.sum = nil
-	if e.observe != nil {
-		e.sum = slices.Grow(e.sum[:0], vec.len())[:vec.len()]
-		r.sum = e.sum
+// beginRound begins a round of a call: that of vec, which lies at an offset of the call's vector.
+func (e *Endpoint) beginRound(now time.Duration, c *Call, vec vector, offset int) {
+	r := e.newRound()
+	r.begin(now, c, vec, offset)
+	if c.rounds++; c.info.Rounds == 0 && c.rounds == 1 {
+		c.info.Round = r.header.Round
 	}
-	r.begin(now, vec, e.info.Exponent, e.amax)
-	if e.info.Rounds == 0 {
-		e.info.Round = r.header.Round
+	e.live = append(e.live, r)
+}
+
+// newRound returns a round whose memory may have been another's.
+func (e *Endpoint) newRound() *round {
+	if n := len(e.free); n > 0 {
+		r := e.free[n-1]
+		e.free = e.free[:n-1]
+		return r
 	}
+	return &round{e: e}
 }
 
 // Due appends the payloads that are to be sent at time now to batch, up to its capacity, and returns it. They count as
 // sent; the caller sends them before the next call of a method, which may change them. As long as the batch was filled
 // there may be more.
 func (e *Endpoint) Due(now time.Duration, batch [][]byte) [][]byte {
-	if e.done {
-		return batch
+	for len(batch) < cap(batch) {
+		s, ok := e.window.Next(now)
+		if !ok {
+			break
+		}
+		batch = append(batch, e.round(s.Round).packet(s))
 	}
-	return e.round.due(now, batch)
+	return batch
 }
 
 // Deadline returns the time at which Due must be asked again if nothing arrives before; false when nothing is
 // outstanding. It is asked after Due has returned all that was due.
 func (e *Endpoint) Deadline() (time.Duration, bool) {
-	if e.done {
+	if len(e.live) == 0 {
 		return 0, false
 	}
-	return e.round.window.Deadline()
+	return e.window.Deadline()
 }
 
-// Take handles a payload that arrived at time now from the service address. It does not keep it. An error, an
-// [IntegrityError] or a [RefusedError], ends the all-reduce.
-func (e *Endpoint) Take(now time.Duration, payload []byte) error {
-	if err := e.round.take(now, payload); err != nil {
-		return err
+// round returns the round under way with the given number, or nil.
+func (e *Endpoint) round(number uint32) *round {
+	if len(e.live) == 0 {
+		return nil
 	}
-	if !e.done && e.round.window.Done() {
-		e.finishRound(now)
+	if i := number - e.live[0].header.Round; i < uint32(len(e.live)) {
+		return e.live[i]
 	}
 	return nil
 }
 
-// finishRound accounts for the round that has ended, and begins the next if there is one.
+// Take handles a payload that arrived at time now from the service address. It does not keep it. An error, an
+// [IntegrityError] or a [RefusedError], ends the all-reduces.
+func (e *Endpoint) Take(now time.Duration, payload []byte) error {
+	p := &e.answer
+	if err := wire.DecodeHeader(payload, &p.Header); err != nil {
+		e.stats.Malformed++
+		return nil
+	}
+	var r *round
+	if p.Job == e.cfg.Job {
+		r = e.round(p.Round)
+	}
+	if r == nil && p.Job == e.cfg.Job && p.Type == wire.TypeResult &&
+		(wire.SerialLess(e.newest, p.Round) || e.listens() != nil) {
+		if err := e.hear(now, payload); err != nil {
+			return err
+		}
+		r = e.round(p.Round)
+	}
+	if r == nil || p.Chunk >= r.chunks || r.taken[p.Chunk] || wire.SerialLess16(p.Epoch, r.header.Epoch) {
+		e.stats.Late++
+		return nil
+	}
+	if err := r.take(now, payload); err != nil {
+		return err
+	}
+	for len(e.live) > 0 && e.live[0].left == 0 {
+		e.finishRound(now)
+	}
+	return e.advance(now)
+}
+
+// finishRound accounts for the oldest round, which has ended.
 func (e *Endpoint) finishRound(now time.Duration) {
-	r := &e.round
-	i, t := &e.info, &r.total
+	r := e.live[0]
+	e.live = e.live[:copy(e.live, e.live[1:])]
+	e.kept = append(e.kept, r)
+	c := r.call
+	c.rounds--
+	i, t := &c.info, &r.total
 	i.Rounds++
 	i.Epoch = r.header.Epoch
 	i.Chunks += int(r.chunks)
+	i.Packets += t.packets
+	i.Resends += t.resends
 	i.Clipped += t.clipped
 	i.Saturated += t.saturated
+	if !r.vec.scout {
+		c.count(t)
+	}
 	i.Spread = max(i.Spread, microseconds(t.spread))
 	if b := microseconds(t.blocked); b >= i.Blocked {
 		i.Last, i.Blocked = int(t.last), b
 	}
-	if e.observe != nil {
-		e.observe(Round{
-			Key:      e.key,
+	if e.cfg.Observe != nil {
+		e.cfg.Observe(Round{
+			Key:      c.key,
 			Number:   r.header.Round,
 			Epoch:    r.header.Epoch,
 			Scout:    r.vec.scout,
 			Modular:  r.vec.modular,
 			Exponent: r.header.Exponent,
-			Offset:   e.offset,
+			Offset:   r.offset,
 			Sum:      r.sum,
-			Mask:     r.ranks,
+			Mask:     t.mask,
+			Masks:    r.masks,
 		})
 	}
-	if e.tensor != nil {
-		e.tensor.amax = max(e.tensor.amax, t.amax)
+	c.tensor.amax = max(c.tensor.amax, t.amax)
+	switch {
+	case r.vec.scout:
+		c.scout = false
+		e.scaled(c)
+	case c.rounds == 0 && c.next == c.vec.len():
+		i.Duration = now - c.began
+		i.Behind = int(max(0, int32(e.newest-r.header.Round)))
+		c.done = true
+		c.tensor.user = nil
+		e.last = c.info
+		e.calls = e.calls[:copy(e.calls, e.calls[1:])]
+		e.begun--
 	}
-	if r.vec.scout {
-		e.scaled()
-		e.beginNext(now, 0)
-		return
+	r.call, r.vec = nil, vector{}
+}
+
+// count adds the contributors of a round.
+func (c *Call) count(t *tally) {
+	i := &c.info
+	if i.Most == 0 {
+		i.Mask, i.Least = t.mask, t.least
 	}
-	if next := e.offset + r.vec.len(); next < e.vec.len() {
-		e.beginNext(now, next)
-		return
+	i.Mask &= t.mask
+	i.Least, i.Most = min(i.Least, t.least), max(i.Most, t.most)
+	i.Late += t.late
+	path := "both"
+	switch uint32(t.server) {
+	case 0:
+		path = "switch"
+	case t.chunks:
+		path = "server"
 	}
-	after := r.window.Stats()
-	i.Packets, i.Resends = after.Sent-e.before.Sent, after.Resends-e.before.Resends
-	i.Mask = r.ranks
-	i.Duration = now - e.began
-	e.done = true
+	if i.Path == "" {
+		i.Path = path
+	} else if i.Path != path {
+		i.Path = "both"
+	}
+}
+
+// forget gives up the RESULTs of rounds that nobody can lack any more: of those that are Depth or more before one that
+// has a RESULT, for that needed all ranks; with a quorum, where it did not, of those that servers do not keep either.
+func (e *Endpoint) forget(newest uint32) {
+	keep := uint32(e.cfg.Depth)
+	if e.cfg.Quorum > 0 {
+		keep = uint32(e.cfg.Rounds)
+	}
+	n := 0
+	for n < len(e.kept) && newest-e.kept[n].header.Round >= keep {
+		n++
+	}
+	if n > 0 {
+		e.free = append(e.free, e.kept[:n]...)
+		e.kept = e.kept[:copy(e.kept, e.kept[n:])]
+	}
 }
 
 func microseconds(us uint32) time.Duration { return time.Duration(us) * time.Microsecond }
 
 // Done reports whether no all-reduce is under way.
-func (e *Endpoint) Done() bool { return e.done }
+func (e *Endpoint) Done() bool { return len(e.calls) == 0 }
 
 // Info describes the all-reduce that was done last.
-func (e *Endpoint) Info() Info { return e.info }
+func (e *Endpoint) Info() Info { return e.last }
 
-// Epoch returns the epoch of the plan that the newest round runs or ran under. When it changes, every RESULT of the
-// rounds before is in: one round is under way at a time.
-func (e *Endpoint) Epoch() uint16 { return e.round.header.Epoch }
+// Epoch returns an epoch: every round of this worker under older ones is finished, and no other will begin.
+func (e *Endpoint) Epoch() uint16 { return e.window.Epoch() }
 
 // Stats returns the counts so far.
 func (e *Endpoint) Stats() Stats {
-	s := e.round.stats
-	s.Stats = e.round.window.Stats()
+	s := e.stats
+	s.Stats = e.window.Stats()
 	return s
 }
 
-// Overdue describes the all-reduce under way at time now as one that has taken too long, as far as packets tell: whom
-// it waits for and where.
+// Overdue describes the oldest all-reduce under way at time now as one that has taken too long, as far as packets tell:
+// whom it waits for and where. There must be one.
 func (e *Endpoint) Overdue(now time.Duration) *DeadlineError {
-	r := &e.round
-	missing, first, left := r.window.Missing()
-	return &DeadlineError{
-		Rank:    e.rank(),
-		Round:   r.header.Round,
-		Chunk:   first,
-		Left:    left,
-		Chunks:  int(r.chunks),
-		Missing: maskRanks(missing),
-		Server:  r.server[min(int(first), len(r.server)-1)],
-		Waited:  now - e.began,
+	d := &DeadlineError{Rank: e.cfg.Rank, Unknown: e.unknown, Waited: now - e.calls[0].began}
+	if len(e.live) > 0 {
+		r := e.live[0]
+		missing, first, left := e.window.Missing()
+		d.Round, d.Chunk, d.Left, d.Chunks = r.header.Round, first, left, int(r.chunks)
+		d.Missing, d.Server = maskRanks(missing), r.server[first]
 	}
+	return d
 }
-
-func (e *Endpoint) rank() int { return int(e.round.header.Rank) }
-
-func (e *Endpoint) ranks() int { return len(maskRanks(e.round.ranks)) }

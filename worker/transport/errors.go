@@ -42,7 +42,10 @@ type DeadlineError struct {
 	Missing []int  // ranks that unfinished chunks are known to wait for; empty when no aggregator has answered
 	// Server is set when the first unfinished chunk is known to be at an aggregation server, otherwise it waits in the
 	// switch (or nowhere, when Missing is empty).
-	Server  bool
+	Server bool
+	// Unknown is why an aggregator refused the last contribution that was answered, if that was because it does not have
+	// the job's plan: ReasonUnknownJob or ReasonEpoch.
+	Unknown wire.Reason
 	Service string        // the service address
 	Waited  time.Duration // since the all-reduce began
 	Err     error         // last error of the link, if any
@@ -52,6 +55,9 @@ func (e *DeadlineError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rank %d waited %v ", e.Rank, e.Waited.Round(time.Millisecond))
 	switch {
+	case e.Unknown != wire.ReasonNone:
+		fmt.Fprintf(&b, "for the switch or a server to get the job's plan back (%v): it was restarted, or the job was removed; "+
+			"see with 'xagg status'", e.Unknown)
 	case len(e.Missing) == 0:
 		fmt.Fprintf(&b, "for an answer from the service address %s, which is silent: "+
 			"see with 'xagg status' whether switch and servers are up", e.Service)
@@ -91,13 +97,13 @@ func (e *RefusedError) Error() string {
 
 // refusals says for a NACK's reason what is behind it and what to do.
 var refusals = map[wire.Reason]string{
-	wire.ReasonUnknownJob: "the job was removed; create it again and join anew",
-	wire.ReasonEpoch:      "the plan of this epoch is not installed there; see with 'xagg status' whether the job is",
-	wire.ReasonRank:       "the rank is not one of the job's; compare the worker's rank with the job's number of ranks",
-	wire.ReasonMask:       "the packet claims other ranks than its own: a fault of this worker or damage on the way",
-	wire.ReasonTag:        "the packet's tag is out of range: a fault of this worker or damage on the way",
+	wire.ReasonRank: "the rank is not one of the job's; compare the worker's rank with the job's number of ranks",
+	wire.ReasonMask: "the packet claims other ranks than its own: a fault of this worker or damage on the way",
+	wire.ReasonTag:  "the packet's tag is out of range: a fault of this worker or damage on the way",
 	wire.ReasonShape: "other ranks sent another length, type or scale; " +
 		"all ranks must reduce the same tensors in the same order",
+	wire.ReasonStale: "this worker has fallen more rounds behind than the servers keep; " +
+		"join again, or create the job with more rounds (consistency.rounds)",
 	wire.ReasonOverlap: "some of its ranks were counted and others not: a fault of the switch",
 	wire.ReasonRange:   "the vector has more chunks than the job was created for",
 }

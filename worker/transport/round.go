@@ -1,8 +1,11 @@
 package transport
 
 import (
+	"bytes"
+	"cmp"
 	"fmt"
 	"math/bits"
+	"slices"
 	"time"
 
 	"xagg/agg"
@@ -10,8 +13,8 @@ import (
 	"xagg/worker/scale"
 )
 
-// maxStrikes is the number of wrong answers for one chunk that end an all-reduce. Answers carry no UDP checksum, so one
-// may be damaged on its way: it counts as lost, and a resend brings another.
+// maxStrikes is the number of times that the same wrong answer for one chunk ends an all-reduce. Answers carry no UDP
+// checksum, so one may be damaged on its way: it counts as lost, and a resend brings another.
 const maxStrikes = 3
 
 // vector is what a round sums: values of one of the two types, or none in a scout.
@@ -36,54 +39,82 @@ func (v *vector) slice(from, to int) vector {
 }
 
 // round is one round of one worker: it encodes contributions when the window asks for them, and takes the answers. It
-// knows no clock and no link. Its memory is used again by the next round.
+// knows no clock and no link. Its memory is used again by a later round.
 type round struct {
-	window *agg.Window
-	ranks  uint64 // all ranks of the job
-
+	e      *Endpoint
+	call   *Call
 	header wire.Header // what all chunks have in common
-	vec    vector
+	vec    vector      // the part of the call's
+	offset int         // of it in the call's
 	chunks uint32
-	limit  int32
-	clip   func(i int, rest float32) // lane i of the vector did not fit
-	sum    []int32                   // the integers of the result; nil when nobody wants them
+	left   uint32   // chunks without their RESULT
+	sum    []int32  // the integers of the result; nil when nobody wants them
+	masks  []uint64 // contributors by chunk; nil when nobody wants them, or they are always all ranks
 
-	packets []byte           // wire.MaxLen bytes per chunk
-	taken   []bool           // chunks whose RESULT is in
-	server  []bool           // chunks whose last word came from a server
-	strikes map[uint32]uint8 // wrong answers per chunk
-	answer  wire.Packet      // under examination
-	total   tally            //
-	stats   Stats            // since the endpoint was made, but for the window's own
+	// payloads has wire.MaxLen bytes for each chunk, which have one owner at a time: from the chunk's first transmission
+	// on they are its GRAD, and once its RESULT was taken they are that, as it came.
+	payloads []byte
+	taken    []bool            // chunks whose RESULT is in
+	server   []bool            // chunks whose last word came from a server
+	strikes  map[uint32]strike // wrong answers by chunk
+	total    tally
 }
 
-// tally is what the RESULTs of a round said together.
+// tally is what is counted in a round.
 type tally struct {
+	packets   uint64
+	resends   uint64
 	amax      uint8
 	saturated int // chunks in which a worker clipped
 	clipped   int // lanes that this worker clipped
 	last      uint8
 	spread    uint32
 	blocked   uint32
+	mask      uint64 // contributors to all chunks
+	least     int    // contributors of a chunk
+	most      int    // likewise
+	late      int    // chunks without this worker
+	server    int    // chunks that a server closed
+	chunks    uint32 // of the round
 }
 
 // begin starts a round at time now.
-func (r *round) begin(now time.Duration, vec vector, exponent int8, amax uint8) {
-	r.vec = vec
+func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) {
+	e := r.e
+	r.call, r.vec, r.offset = c, vec, offset
 	r.chunks = uint32(max(1, (vec.len()+wire.MaxLanes-1)/wire.MaxLanes))
-	r.header.Exponent, r.header.Amax = exponent, amax
-	r.header.Round, r.header.Epoch = r.window.Begin(now, r.chunks)
+	r.left = r.chunks
+	r.header = wire.Header{
+		Type: wire.TypeGrad, Job: e.cfg.Job, Rank: uint8(e.cfg.Rank), Contributors: 1 << e.cfg.Rank,
+		Exponent: c.info.Exponent, Amax: c.amax,
+	}
+	if c.silent {
+		r.header.Round, r.header.Epoch = e.window.Listen(now, r.chunks)
+	} else {
+		r.header.Round, r.header.Epoch = e.window.Begin(now, r.chunks)
+	}
 	if n := int(r.chunks); n > len(r.taken) {
-		r.packets = make([]byte, n*wire.MaxLen)
+		r.payloads = make([]byte, n*wire.MaxLen)
 		r.taken, r.server = make([]bool, n), make([]bool, n)
 	}
 	clear(r.taken)
 	clear(r.server)
 	clear(r.strikes)
-	r.total = tally{}
+	r.total = tally{mask: e.ranks, least: wire.MaxRanks, chunks: r.chunks}
+	if e.cfg.Observe != nil {
+		r.sum = slices.Grow(r.sum[:0], vec.len())[:vec.len()]
+		if e.cfg.Quorum > 0 {
+			r.masks = slices.Grow(r.masks[:0], int(r.chunks))[:r.chunks]
+		}
+	}
 }
 
-// bounds returns the elements of the vector that a chunk holds.
+// payload returns the bytes of a chunk.
+func (r *round) payload(chunk uint32) []byte {
+	return r.payloads[int(chunk)*wire.MaxLen:][:wire.MaxLen]
+}
+
+// bounds returns the elements of the round's vector that a chunk holds.
 func (r *round) bounds(chunk uint32) (from, to int) {
 	from = int(chunk) * wire.MaxLanes
 	return from, min(from+wire.MaxLanes, r.vec.len())
@@ -105,13 +136,14 @@ func (r *round) shape(chunk uint32) (h wire.Header) {
 	return h
 }
 
-// packet returns the payload of a transmission. It is valid until the round ends, and encoded once: a resend is the
-// same contribution.
+// packet returns the payload of a transmission. It is encoded once: a resend is the same contribution.
 func (r *round) packet(s agg.Send) []byte {
-	p := r.packets[int(s.Chunk)*wire.MaxLen:][:wire.MaxLen]
+	r.total.packets++
+	p := r.payload(s.Chunk)
 	h := r.shape(s.Chunk)
 	p = p[:h.Len()]
 	if s.Resend {
+		r.total.resends++
 		p[wire.OffFlags] |= byte(wire.FlagResend)
 		return p
 	}
@@ -122,12 +154,9 @@ func (r *round) packet(s agg.Send) []byte {
 	if r.vec.modular {
 		tag = scale.EncodeInt32(lanes, r.vec.i32[from:to])
 	} else {
-		before := r.total.clipped
-		tag = scale.Encode(lanes, r.vec.f32[from:to], h.Exponent, r.limit, func(i int, rest float32) {
-			r.total.clipped++
-			r.clip(from+i, rest)
-		})
-		if r.total.clipped > before {
+		clipped := false
+		tag, clipped = scale.Encode(lanes, r.vec.f32[from:to], h.Exponent, r.e.limit)
+		if clipped {
 			h.Flags |= wire.FlagSaturated
 		}
 	}
@@ -139,91 +168,122 @@ func (r *round) packet(s agg.Send) []byte {
 	return p
 }
 
-// due appends the payloads that are to be sent at time now to batch, up to its capacity.
-func (r *round) due(now time.Duration, batch [][]byte) [][]byte {
-	for len(batch) < cap(batch) {
-		s, ok := r.window.Next(now)
-		if !ok {
-			break
-		}
-		batch = append(batch, r.packet(s))
-	}
-	return batch
-}
-
-// take handles a payload that arrived at time now. Errors end the round.
+// take handles the answer under examination, which is for a chunk of the round that has no RESULT yet. Errors end the
+// round.
 func (r *round) take(now time.Duration, b []byte) error {
-	p := &r.answer
-	if err := wire.DecodeHeader(b, &p.Header); err != nil {
-		r.stats.Malformed++
-		return nil
-	}
-	if p.Job != r.header.Job || p.Round != r.header.Round || p.Chunk >= r.chunks || r.taken[p.Chunk] {
-		r.stats.Late++
-		return nil
-	}
+	e := r.e
+	p := &e.answer
 	switch p.Type {
 	case wire.TypeResult:
 		return r.result(now, b)
 	case wire.TypeNack:
-		if r.window.Handle(now, &p.Header) == agg.EventRefused {
-			return r.strike(&RefusedError{Round: p.Round, Chunk: p.Chunk, Reason: p.Reason})
+		switch e.window.Handle(now, &p.Header) {
+		case agg.EventRefused:
+			return r.strike(b, &RefusedError{Round: p.Round, Chunk: p.Chunk, Reason: p.Reason})
+		case agg.EventForgotten:
+			e.unknown = p.Reason
 		}
 	case wire.TypeWait, wire.TypeAck:
 		r.server[p.Chunk] = p.Type == wire.TypeAck
-		r.window.Handle(now, &p.Header)
+		e.unknown = wire.ReasonNone
+		e.window.Handle(now, &p.Header)
 	default:
-		r.stats.Malformed++ // not for a worker
+		e.stats.Malformed++ // not for a worker
 	}
 	return nil
 }
 
-// result takes a RESULT of a chunk that has none yet, if it is the sum of what all ranks sent.
+// result takes a RESULT of a chunk that has none yet, if it is the sum of what all ranks sent, or enough of them.
 func (r *round) result(now time.Duration, b []byte) error {
-	p := &r.answer
+	e := r.e
+	p := &e.answer
 	if err := p.Decode(b); err != nil { // not possible: the header was decoded before
 		return fmt.Errorf("decode result: %w", err)
 	}
 	want := r.shape(p.Chunk)
-	if diff := shapeDiff(&p.Header, &want, r.ranks); diff != "" {
-		return r.strike(&IntegrityError{Round: p.Round, Chunk: p.Chunk, Shape: diff})
+	if diff := r.shapeDiff(&p.Header, &want); diff != "" {
+		return r.strike(b, &IntegrityError{Round: p.Round, Chunk: p.Chunk, Shape: diff})
 	}
 	if !p.TagOK() {
-		return r.strike(&IntegrityError{Round: p.Round, Chunk: p.Chunk})
+		return r.strike(b, &IntegrityError{Round: p.Round, Chunk: p.Chunk})
 	}
-	if r.window.Handle(now, &p.Header) != agg.EventResult {
-		r.stats.Late++ // for a chunk that was not sent: nobody who keeps the rules does that
+	if e.window.Handle(now, &p.Header) != agg.EventResult {
+		e.stats.Late++ // for a chunk that was not sent: nobody who keeps the rules does that
 		return nil
 	}
+	e.unknown = wire.ReasonNone
+	if wire.SerialLess(e.newest, p.Round) {
+		e.newest = p.Round
+	}
+	r.settle(b)
+	e.forget(p.Round)
+	return nil
+}
+
+// settle takes the RESULT under examination, whose payload is b, as its chunk's. What the chunk's sum does not have of
+// this worker's values is kept for the tensor's next all-reduce: all of them where its bit is not in the mask.
+func (r *round) settle(b []byte) {
+	p := &r.e.answer
+	copy(r.payload(p.Chunk), b)
 	r.taken[p.Chunk] = true
+	r.left--
 	from, to := r.bounds(p.Chunk)
 	lanes := p.Lanes[:to-from]
 	if r.sum != nil {
 		copy(r.sum[from:to], lanes)
 	}
-	if r.vec.modular {
-		copy(r.vec.i32[from:to], lanes)
-	} else {
-		scale.Decode(r.vec.f32[from:to], lanes, p.Exponent)
-	}
 	t := &r.total
-	t.amax = max(t.amax, p.Amax)
 	if p.Flags&wire.FlagSaturated != 0 {
 		t.saturated++
 	}
+	own := r.vec.slice(from, to)
+	ranks := bits.OnesCount64(p.Contributors)
+	switch {
+	case p.Contributors>>r.header.Rank&1 == 0:
+		t.late++
+		r.call.tensor.keep(own, r.offset+from)
+	case p.Flags&wire.FlagSaturated != 0:
+		r.keepRest(own.f32, from)
+	}
+	switch {
+	case r.vec.modular:
+		copy(own.i32, lanes)
+	case r.e.cfg.Quorum > 0:
+		scale.DecodeMean(own.f32, lanes, p.Exponent, ranks)
+	default:
+		scale.Decode(own.f32, lanes, p.Exponent)
+	}
+	t.mask &= p.Contributors
+	t.least, t.most = min(t.least, ranks), max(t.most, ranks)
+	if p.Flags&wire.FlagServer != 0 {
+		t.server++
+	}
+	if r.masks != nil {
+		r.masks[p.Chunk] = p.Contributors
+	}
+	t.amax = max(t.amax, p.Amax)
 	t.spread = max(t.spread, p.SpreadUs)
 	if p.BlockedUs >= t.blocked {
 		t.last, t.blocked = p.Rank, p.BlockedUs
 	}
-	return nil
+}
+
+// keepRest keeps for the tensor's next all-reduce what did not fit the lanes of some values, which begin at an element of
+// the round's vector.
+func (r *round) keepRest(values []float32, from int) {
+	t := r.call.tensor
+	scale.Clipped(values, r.header.Exponent, r.e.limit, func(i int, value float32) {
+		r.total.clipped++
+		t.floats = append(t.floats, rest[float32]{r.offset + from + i, value})
+	})
 }
 
 // shapeDiff says in what a RESULT differs from the worker's own contribution, or nothing.
-func shapeDiff(got, want *wire.Header, ranks uint64) string {
+func (r *round) shapeDiff(got, want *wire.Header) string {
 	switch {
-	case got.Contributors != ranks:
+	case !r.e.window.Enough(got.Contributors):
 		return fmt.Sprintf("the contributions of %d ranks (mask %#x) instead of %d", bits.OnesCount64(got.Contributors),
-			got.Contributors, bits.OnesCount64(ranks))
+			got.Contributors, cmp.Or(r.e.cfg.Quorum, r.e.cfg.Ranks))
 	case got.Elems != want.Elems || got.Blocks != want.Blocks:
 		return fmt.Sprintf("%d lanes instead of %d", got.Elems, want.Elems)
 	case got.Exponent != want.Exponent:
@@ -236,14 +296,27 @@ func shapeDiff(got, want *wire.Header, ranks uint64) string {
 	return ""
 }
 
-// strike counts a wrong answer for the chunk under examination. It returns err when there have been too many.
-func (r *round) strike(err error) error {
-	r.stats.Wrong++
+// strike is what is known of the wrong answers for a chunk.
+type strike struct {
+	answer []byte // the last
+	count  int    // so many times in a row
+}
+
+// strike counts a wrong answer for the chunk under examination. It returns err when the same has come too often: what
+// noise on the way has done to an answer differs from one time to the next.
+func (r *round) strike(b []byte, err error) error {
+	r.e.stats.Wrong++
 	if r.strikes == nil {
-		r.strikes = map[uint32]uint8{}
+		r.strikes = map[uint32]strike{}
 	}
-	r.strikes[r.answer.Chunk]++
-	if r.strikes[r.answer.Chunk] < maxStrikes {
+	s := r.strikes[r.e.answer.Chunk]
+	if bytes.Equal(s.answer, b) {
+		s.count++
+	} else {
+		s = strike{append(s.answer[:0], b...), 1}
+	}
+	r.strikes[r.e.answer.Chunk] = s
+	if s.count < maxStrikes {
 		return nil
 	}
 	return err

@@ -1,0 +1,125 @@
+package controller
+
+import (
+	"context"
+	"math/bits"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"xagg/api"
+	"xagg/internal/metrics"
+	"xagg/wire"
+)
+
+var (
+	metricReady     = metrics.Desc("device_ready", "1 if the controller has programmed the switch or server and reaches it, else 0.", "device")
+	metricSent      = metrics.Desc("sent_packets_total", "Packets that the switch has made, by type.", "device", "type")
+	metricJobs      = metrics.Desc("jobs", "Jobs in a state.", "state")
+	metricRanks     = metrics.Desc("job_ranks", "Ranks of a job: all of them, and those that have joined, have left, or are gone.", "job", "which")
+	metricChanging  = metrics.Desc("job_changing", "1 while the job's plan changes, else 0.", "job")
+	metricRecovery  = metrics.Desc("job_recovering", "1 while the job is being recovered, else 0.", "job")
+	metricRound     = metrics.Desc("job_round", "Oldest unfinished round of the slowest rank, as far as ranks have reported.", "job")
+	metricWaiting   = metrics.Desc("job_ranks_waiting", "Ranks whose last report says that they wait in an all-reduce.", "job")
+	metricReportAge = metrics.Desc("job_report_age_seconds", "Age of the oldest of the ranks' last reports.", "job")
+)
+
+// newChanges returns the histogram of how long changes of plan take.
+func newChanges() prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "xagg_change_seconds",
+		Help:    "How long changes of a job's plan took, from their request until the old plan was removed.",
+		Buckets: prometheus.ExponentialBuckets(0.001, 4, 10), // to 262 s
+	})
+}
+
+// Collector returns what Prometheus collects of the controller, its devices and its jobs. Every collection asks the devices
+// for their counters; what does not answer in time is missing.
+func (c *Controller) Collector() prometheus.Collector { return collector{c} }
+
+type collector struct{ c *Controller }
+
+// Describe implements [prometheus.Collector].
+func (m collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		metrics.Packets, metrics.Slots, metrics.SlotsFree, metricReady, metricSent, metricJobs, metricRanks, metricChanging,
+		metricRecovery, metricRound, metricWaiting, metricReportAge,
+	} {
+		ch <- d
+	}
+	m.c.changes.Describe(ch)
+}
+
+// Collect implements [prometheus.Collector].
+func (m collector) Collect(ch chan<- prometheus.Metric) {
+	m.c.changes.Collect(ch)
+	reply := m.c.status(context.Background())
+	sw := reply.Switch
+	ch <- metrics.Gauge(metricReady, truth(sw.Ready), sw.Name)
+	ch <- metrics.Gauge(metrics.Slots, float64(sw.Slots), sw.Name)
+	ch <- metrics.Gauge(metrics.SlotsFree, float64(sw.SlotsFree), sw.Name)
+	metrics.Counts(ch, metrics.Packets, sw.Name, sw.Reasons)
+	metrics.Counts(ch, metricSent, sw.Name, sw.Sent)
+	for _, s := range reply.Servers {
+		ch <- metrics.Gauge(metricReady, truth(s.Ready), s.Name)
+		if s.Info != nil {
+			ch <- metrics.Gauge(metrics.Slots, float64(s.Info.Slots), s.Name)
+			ch <- metrics.Gauge(metrics.SlotsFree, float64(s.Info.SlotsFree), s.Name)
+		}
+		metrics.Counts(ch, metrics.Packets, s.Name, s.Reasons)
+	}
+	states := make(map[state]int)
+	for _, j := range reply.Jobs {
+		states[state(j.State)]++
+		ch <- metrics.Gauge(metricRanks, float64(j.Ranks), j.Name, "all")
+		for which, mask := range map[string]uint64{"joined": j.Joined, "left": j.Left, "gone": j.Gone} {
+			ch <- metrics.Gauge(metricRanks, float64(bits.OnesCount64(mask)), j.Name, which)
+		}
+		ch <- metrics.Gauge(metricChanging, truth(j.Change != nil), j.Name)
+		ch <- metrics.Gauge(metricRecovery, truth(j.Recovery != ""), j.Name)
+		m.progress(ch, j)
+	}
+	for _, s := range []state{stateWaiting, stateInstalling, stateRunning, stateFinished, stateAborted} {
+		ch <- metrics.Gauge(metricJobs, float64(states[s]), string(s))
+	}
+}
+
+// progress emits what the ranks of a job have reported, if any has.
+func (m collector) progress(ch chan<- prometheus.Metric, j *api.Job) {
+	m.c.mu.Lock()
+	defer m.c.mu.Unlock()
+	meet := m.c.meets[j.Name]
+	if meet == nil || uint32(meet.id) != j.Id {
+		return // it was removed or began anew this very moment
+	}
+	var round uint32
+	var oldest time.Duration
+	waiting, heard := 0, 0
+	for _, s := range meet.seats {
+		if s == nil || s.heard.progress == nil {
+			continue
+		}
+		p := s.heard.progress
+		if heard == 0 || wire.SerialLess(p.GetRound(), round) {
+			round = p.GetRound()
+		}
+		heard++
+		oldest = max(oldest, time.Since(s.heard.at))
+		if p.GetWaiting() {
+			waiting++
+		}
+	}
+	if heard == 0 {
+		return
+	}
+	ch <- metrics.Gauge(metricRound, float64(round), j.Name)
+	ch <- metrics.Gauge(metricWaiting, float64(waiting), j.Name)
+	ch <- metrics.Gauge(metricReportAge, oldest.Seconds(), j.Name)
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
