@@ -79,12 +79,19 @@ func New(tb testing.TB, program *p4rt.Program) *Server {
 // Start serves again after Stop, as a switch that has lost everything.
 func (s *Server) Start() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lis = bufconn.Listen(1 << 20)
-	s.grpc = grpc.NewServer()
 	s.config = nil
 	clear(s.entities)
 	clear(s.copies)
+	s.mu.Unlock()
+	s.Resume()
+}
+
+// Resume serves again after Stop, as a switch that could not be reached.
+func (s *Server) Resume() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lis = bufconn.Listen(1 << 20)
+	s.grpc = grpc.NewServer()
 	s.streams = make(map[*stream]struct{})
 	p4v1.RegisterP4RuntimeServer(s.grpc, s)
 	srv, lis := s.grpc, s.lis
