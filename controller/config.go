@@ -35,6 +35,9 @@ type Config struct {
 	Servers []Server      `yaml:"servers"` // aggregation servers
 	Policy  policy.Static `yaml:"policy"`  // for jobs that come without one
 	Jobs    []JobSpec     `yaml:"jobs"`    // created at start
+	// State is the file that keeps what a restarted controller has to know; see docs/hosts.md. Empty, or NoState: nothing is
+	// kept, and a restarted controller begins from nothing.
+	State string `yaml:"state"`
 }
 
 // Switch is a P4Runtime switch.

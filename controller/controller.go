@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -27,6 +28,8 @@ const (
 	writeTimeout = 10 * time.Second
 	// readTimeout bounds what a status reads from each device.
 	readTimeout = 3 * time.Second
+	// returnGrace is how long ranks of a running job may take to come back to a controller that was restarted.
+	returnGrace = time.Minute
 	// keepaliveTime is how long a client may be silent before it is asked, and then again until it is taken for gone.
 	keepaliveTime = 20 * time.Second
 )
@@ -44,6 +47,14 @@ type Controller struct {
 	intent intent
 	meets  map[string]*rendezvous // by job
 	errs   map[string]error       // by job: what kept its objects from being installed last time
+	// What the memory of the devices is recognized by; 0 and none where there was no connection yet.
+	pipeline uint64            // cookie of the switch's
+	arenas   map[string]uint64 // instances of the servers', by name
+	stopping bool              // streams end because the controller does
+
+	saving sync.Mutex // serializes writes of the state file; it is never asked for while mu is held
+	saved  []byte     // the file as it is
+	grace  time.Duration
 
 	// applying serializes whatever is written to devices; it is never asked for while mu is held.
 	applying sync.Mutex
@@ -66,8 +77,9 @@ func WithLogger(log *slog.Logger) Option { return func(c *Controller) { c.log = 
 // addresses of the configuration then mean whatever dial makes of them.
 func WithDialer(dial endpoint.Dialer) Option { return func(c *Controller) { c.dial = dial } }
 
-// New checks the configuration and the embedded P4 program, and plans the configured jobs. It connects to nothing:
-// see [Controller.Run].
+// New checks the configuration and the embedded P4 program, takes up what an earlier controller has kept in the state file,
+// and plans the configured jobs that are not there yet. It connects to nothing: see [Controller.Run]. A state file that
+// cannot be used is a [*StateError].
 func New(cfg Config, opts ...Option) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("check configuration: %w", err)
@@ -85,6 +97,8 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		meets:    make(map[string]*rendezvous),
 		errs:     make(map[string]error),
 		have:     make(map[uint16]objects),
+		arenas:   make(map[string]uint64),
+		grace:    returnGrace,
 		looking:  make(chan struct{}, 1),
 		changes:  newChanges(),
 	}
@@ -102,7 +116,13 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 	for _, opt := range opts {
 		opt(c)
 	}
+	if err := c.load(); err != nil {
+		return nil, err
+	}
 	for i, spec := range c.cfg.Jobs {
+		if c.keeps(spec) {
+			continue
+		}
 		j, err := c.intent.create(spec)
 		if err != nil {
 			return nil, fmt.Errorf("plan job %q: %w", spec.Name, under(fmt.Sprintf("jobs[%d]", i), err))
@@ -116,15 +136,38 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 	return c, nil
 }
 
+// keeps reports whether a configured job is there already, with what an earlier controller has kept. One that was configured
+// otherwise since is planned anew, unless it runs.
+func (c *Controller) keeps(spec JobSpec) bool {
+	j := c.intent.jobs[spec.Name]
+	if j == nil {
+		return false
+	}
+	if reflect.DeepEqual(j.spec, spec.complete()) {
+		return true
+	}
+	if c.meets[spec.Name].state == stateRunning {
+		c.log.Warn("job runs, and keeps what it was created with; remove it and restart the controller to have it as it is configured now",
+			"job", spec.Name)
+		return true
+	}
+	delete(c.intent.jobs, spec.Name)
+	return false
+}
+
 var errNotInstalled = errors.New("its plan is not installed on the servers yet")
 
 // baseOwner owns what the switch has whether there are jobs or not. No job has this id.
 const baseOwner = 0
 
 // Run connects to the switch and to the servers' agents, keeps them programmed and serves the API on lis, until ctx
-// ends (it then returns nil) or lis fails. A switch or an agent that goes away is tried again until it is back. Run
+// ends (it then returns nil), lis fails or the state cannot be kept. A switch or an agent that goes away is tried again until it is back. Run
 // closes lis and every connection before it returns, and may be called once.
 func (c *Controller) Run(ctx context.Context, lis net.Listener) error {
+	if err := c.save(); err != nil { // rather now than when it matters
+		lis.Close()
+		return fmt.Errorf("%w; name another file with --state, or begin from nothing after each restart with --state %s", err, NoState)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	srv := grpc.NewServer(
 		grpc.WaitForHandlers(true),
@@ -136,6 +179,7 @@ func (c *Controller) Run(ctx context.Context, lis net.Listener) error {
 	for _, s := range c.cfg.Servers {
 		c.running.Go(func() { c.keepAgent(ctx, s) })
 	}
+	c.resume(ctx)
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(lis) }()
 	c.log.Info("serving", "address", lis.Addr().String(), "switch", c.cfg.Switch.Name, "jobs", len(c.cfg.Jobs))
@@ -146,6 +190,9 @@ func (c *Controller) Run(ctx context.Context, lis net.Listener) error {
 	case err = <-served:
 		err = fmt.Errorf("serve API at %s: %w", lis.Addr(), err)
 	}
+	c.mu.Lock()
+	c.stopping = true
+	c.mu.Unlock()
 	cancel()
 	srv.Stop()
 	c.running.Wait()
@@ -198,9 +245,12 @@ func (c *Controller) wanted(owner uint16) objects {
 // apply makes the devices have what an owner wants, after what is left of owners that are no more is gone from the
 // switch: the owner may have been given their slots, groups and replica numbers.
 func (c *Controller) apply(ctx context.Context, owner uint16) error {
+	err := c.save()
 	c.applying.Lock()
 	defer c.applying.Unlock()
-	err := c.bury(ctx)
+	if err == nil {
+		err = c.bury(ctx)
+	}
 	if err == nil {
 		err = c.applyOne(ctx, owner)
 	}

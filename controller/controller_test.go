@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -63,21 +66,34 @@ type fakeAgent struct {
 	slots uint32
 	plans map[planKey]*api.ServerPlan
 	calls []string
-	open  func(*api.OpenSlotsRequest) []*api.OpenSlot
+	// tells has it list its plans, as agents do today.
+	tells    bool
+	instance uint64
+	onCall   func() error // before each call that changes something; an error refuses it
+	open     func(*api.OpenSlotsRequest) []*api.OpenSlot
 }
 
 func newFakeAgent(tb testing.TB, name string, slots uint32) *fakeAgent {
-	a := &fakeAgent{name: name, slots: slots, plans: make(map[planKey]*api.ServerPlan)}
+	a := &fakeAgent{name: name, slots: slots, plans: make(map[planKey]*api.ServerPlan), tells: true}
 	a.start()
 	tb.Cleanup(a.stop)
 	return a
 }
 
+// start serves, as an agent that has lost everything.
 func (a *fakeAgent) start() {
+	a.mu.Lock()
+	clear(a.plans)
+	a.instance++
+	a.mu.Unlock()
+	a.resume()
+}
+
+// resume serves again after stop, with what there was.
+func (a *fakeAgent) resume() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.lis, a.srv = bufconn.Listen(1<<20), grpc.NewServer()
-	clear(a.plans)
 	api.RegisterAgentServer(a.srv, a)
 	go a.srv.Serve(a.lis)
 }
@@ -101,14 +117,45 @@ func (a *fakeAgent) used() (n uint32) {
 func (a *fakeAgent) Info(context.Context, *api.InfoRequest) (*api.ServerInfo, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return &api.ServerInfo{Name: a.name, Mode: "memory", Slots: a.slots, SlotsFree: a.slots - a.used()}, nil
+	return &api.ServerInfo{Name: a.name, Mode: "memory", Slots: a.slots, SlotsFree: a.slots - a.used(), Instance: a.instance}, nil
+}
+
+func (a *fakeAgent) List(context.Context, *api.ListRequest) (*api.ListReply, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.tells {
+		return nil, status.Error(codes.Unimplemented, "unknown method List")
+	}
+	return &api.ListReply{Plans: slices.Collect(maps.Values(a.plans))}, nil
+}
+
+// asked is whether a call may change something. a is locked.
+func (a *fakeAgent) asked(format string, args ...any) error {
+	if a.onCall != nil {
+		if err := a.onCall(); err != nil {
+			return err
+		}
+	}
+	a.calls = append(a.calls, fmt.Sprintf(format, args...))
+	return nil
+}
+
+// log returns the calls that changed something, and forgets them.
+func (a *fakeAgent) log() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	calls := a.calls
+	a.calls = nil
+	return calls
 }
 
 func (a *fakeAgent) Install(_ context.Context, p *api.ServerPlan) (*api.InstallReply, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	key := planKey{a.name, uint16(p.Job), uint16(p.Epoch)}
-	a.calls = append(a.calls, fmt.Sprintf("install job %d epoch %d ranks %x chunks %d rounds %d", p.Job, p.Epoch, p.Ranks, p.Chunks, p.Rounds))
+	if err := a.asked("install job %d epoch %d ranks %x chunks %d rounds %d", p.Job, p.Epoch, p.Ranks, p.Chunks, p.Rounds); err != nil {
+		return nil, err
+	}
 	if _, there := a.plans[key]; !there && a.used()+p.Chunks*p.Rounds > a.slots {
 		return nil, status.Errorf(codes.ResourceExhausted, "%d slots are needed and %d are free", p.Chunks*p.Rounds, a.slots-a.used())
 	}
@@ -119,7 +166,9 @@ func (a *fakeAgent) Install(_ context.Context, p *api.ServerPlan) (*api.InstallR
 func (a *fakeAgent) Arm(_ context.Context, r *api.ArmRequest) (*api.ArmReply, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.calls = append(a.calls, fmt.Sprintf("arm job %d epoch %d with %d", r.Job, r.Epoch, r.NextEpoch))
+	if err := a.asked("arm job %d epoch %d with %d", r.Job, r.Epoch, r.NextEpoch); err != nil {
+		return nil, err
+	}
 	p := a.plans[planKey{a.name, uint16(r.Job), uint16(r.Epoch)}]
 	if p == nil {
 		return nil, status.Error(codes.NotFound, "no such plan")
@@ -131,7 +180,9 @@ func (a *fakeAgent) Arm(_ context.Context, r *api.ArmRequest) (*api.ArmReply, er
 func (a *fakeAgent) Remove(_ context.Context, r *api.RemoveRequest) (*api.RemoveReply, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.calls = append(a.calls, fmt.Sprintf("remove job %d epoch %d", r.Job, r.Epoch))
+	if err := a.asked("remove job %d epoch %d", r.Job, r.Epoch); err != nil {
+		return nil, err
+	}
 	if r.Job == 0 {
 		clear(a.plans)
 	}
@@ -166,6 +217,7 @@ type room struct {
 	client api.ControllerClient
 	sw     *p4rttest.Server
 	agents map[string]*fakeAgent
+	life   *life
 }
 
 // newRoom starts a controller; before, if not nil, may prepare the devices.
@@ -182,12 +234,21 @@ func newRoom(t *testing.T, cfg Config, before func(*room)) *room {
 	if before != nil {
 		before(r)
 	}
-	log := slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelInfo}))
-	r.c, err = New(cfg, fromEpochOne, WithLogger(log), WithDialer(func(ctx context.Context, address string) (net.Conn, error) {
+	r.live(cfg)
+	return r
+}
+
+// live starts a controller.
+func (r *room) live(cfg Config) {
+	t := r.t
+	t.Helper()
+	l := &life{conns: make(map[net.Conn]struct{})}
+	log := slog.New(slog.NewTextHandler(io.MultiWriter(testWriter{t}, l), &slog.HandlerOptions{Level: slog.LevelInfo}))
+	c, err := New(cfg, fromEpochOne, impatient, WithLogger(log), WithDialer(func(ctx context.Context, address string) (net.Conn, error) {
 		if address == cfg.Switch.Address {
-			return r.sw.Dial(ctx, address)
+			return l.keep(r.sw.Dial(ctx, address))
 		}
-		return r.agents[strings.TrimSuffix(address, ":1")].dial(ctx)
+		return l.keep(r.agents[strings.TrimSuffix(address, ":1")].dial(ctx))
 	}))
 	if err != nil {
 		t.Fatal(err)
@@ -195,21 +256,102 @@ func newRoom(t *testing.T, cfg Config, before func(*room)) *room {
 	lis := bufconn.Listen(1 << 20)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- r.c.Run(ctx, lis) }()
+	go func() { done <- c.Run(ctx, lis) }()
 	conn, err := grpc.NewClient("passthrough:///controller", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.client = api.NewControllerClient(conn)
-	t.Cleanup(func() {
+	r.c, r.client, r.life = c, api.NewControllerClient(conn), l
+	l.end = sync.OnceFunc(func() {
 		conn.Close()
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
 	})
-	return r
+	t.Cleanup(l.end)
+}
+
+// life is what a controller's process has.
+type life struct {
+	mu    sync.Mutex
+	conns map[net.Conn]struct{}
+	over  bool
+	state []byte // the state file at that moment
+	log   []string
+	end   func() // ends the controller as SIGTERM does
+}
+
+// Write takes a line of the log.
+func (l *life) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.log = append(l.log, string(line))
+	return len(line), nil
+}
+
+func (l *life) logged() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.log)
+}
+
+func (l *life) keep(conn net.Conn, err error) (net.Conn, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil && l.over {
+		conn.Close()
+		return nil, errors.New("this controller is dead")
+	}
+	if err == nil {
+		l.conns[conn] = struct{}{}
+	}
+	return conn, err
+}
+
+// kill ends what a controller does, as far as anybody else can see, as SIGKILL would: it writes to nothing any more.
+func (r *room) kill() {
+	r.c.saving.Lock()
+	defer r.c.saving.Unlock()
+	l := r.life
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return
+	}
+	state, err := os.ReadFile(r.c.cfg.State)
+	if err != nil {
+		r.t.Error(err)
+	}
+	l.over, l.state = true, state
+	for conn := range l.conns {
+		conn.Close()
+	}
+}
+
+// restart kills the controller, if it lives, and starts another one with what it has kept.
+func (r *room) restart() {
+	r.t.Helper()
+	r.kill()
+	r.life.end()
+	cfg := r.c.cfg
+	cfg.State = filepath.Join(r.t.TempDir(), "state")
+	if err := os.WriteFile(cfg.State, r.life.state, 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	r.live(cfg)
+}
+
+// changes returns what was changed on the devices since it was asked last.
+func (r *room) changes() []string {
+	changes := r.sw.Log()
+	for _, name := range slices.Sorted(maps.Keys(r.agents)) {
+		for _, call := range r.agents[name].log() {
+			changes = append(changes, name+": "+call)
+		}
+	}
+	return changes
 }
 
 type testWriter struct{ t *testing.T }
@@ -802,10 +944,10 @@ func TestSwitchRestarts(t *testing.T) {
 	}
 }
 
-// TestServerRestarts: an agent that comes back empty gets its plans again, one that was there all the time keeps them,
+// TestServerRestarts: an agent that does not tell what it has and comes back empty gets its plans again, one that was there all the time keeps them,
 // and what was removed meanwhile is removed.
 func TestServerRestarts(t *testing.T) {
-	r := newRoom(t, testConfig(), nil)
+	r := newRoom(t, testConfig(), func(r *room) { r.agents["s0"].tells = false })
 	r.ready()
 	job := r.create("train", 4, hybridPolicy())
 	gone := r.create("gone", 4, &api.Policy{Mode: "server"})

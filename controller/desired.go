@@ -173,7 +173,7 @@ func desiredPlan(out objects, in *intent, j *job, p plan, next uint16) {
 		out.add(phaseMember, admit)
 		out.add(phaseReplica, p4rt.Entry{
 			Table:  tableReplica,
-			Match:  []p4rt.Match{{Field: "standard_metadata.egress_rid", Value: num(rid)}},
+			Match:  []p4rt.Match{{Field: fieldRID, Value: num(rid)}},
 			Action: actionToRank,
 			Params: []p4rt.Param{
 				{Name: "mac", Value: mac(m.host.MAC)},

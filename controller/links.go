@@ -52,7 +52,7 @@ type agentLink struct {
 	server Server
 	client api.AgentClient // nil: no connection
 	ready  bool            // what is wanted there has been installed
-	wiped  bool            // what an earlier controller left there was removed
+	wiped  bool            // what an earlier controller left there was removed: of an agent that does not tell what it has
 	info   *api.ServerInfo // as of the last connection
 	err    error           // why it is not ready
 }
@@ -175,7 +175,7 @@ func (c *Controller) keepSwitch(ctx context.Context) {
 	})
 }
 
-// holdSwitch programs the switch from nothing and stays until the session ends.
+// holdSwitch programs the switch and stays until the session ends.
 func (c *Controller) holdSwitch(ctx context.Context, session *p4rt.Session) error {
 	if err := c.takeSwitch(ctx, session); err != nil {
 		return err
@@ -190,20 +190,7 @@ func (c *Controller) holdSwitch(ctx context.Context, session *p4rt.Session) erro
 	return context.Cause(ctx)
 }
 
-// takeSwitch wipes the switch: the intent alone says what it has.
-func (c *Controller) takeSwitch(ctx context.Context, session *p4rt.Session) error {
-	c.applying.Lock()
-	defer c.applying.Unlock()
-	wipe, cancel := context.WithTimeout(ctx, writeTimeout)
-	defer cancel()
-	if err := session.Wipe(wipe, wipeOrder...); err != nil {
-		return err
-	}
-	c.links.update(func() { c.links.sw.session, c.links.sw.err = session, errProgramming })
-	return nil
-}
-
-// loseSwitch forgets what the switch had: the next session begins with a wipe.
+// loseSwitch forgets what the switch has: the next session begins with reading it.
 func (c *Controller) loseSwitch() {
 	c.applying.Lock()
 	defer c.applying.Unlock()
@@ -272,35 +259,4 @@ func probe(ctx context.Context, client api.AgentClient) (*api.ServerInfo, error)
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	return client.Info(ctx, &api.InfoRequest{})
-}
-
-// takeAgent makes a connection the one that is written to. At the first one of this controller's life everything that
-// another controller left is removed; later, what this controller has installed may or may not be there any more, and
-// is installed again, which keeps the lease of a job that is.
-func (c *Controller) takeAgent(ctx context.Context, s Server, client api.AgentClient) (*api.ServerInfo, error) {
-	info, err := probe(ctx, client)
-	if err != nil {
-		return nil, err
-	}
-	c.applying.Lock()
-	defer c.applying.Unlock()
-	link := c.links.agents[s.Name]
-	if !link.wiped {
-		wipe, cancel := context.WithTimeout(ctx, writeTimeout)
-		defer cancel()
-		if _, err := client.Remove(wipe, &api.RemoveRequest{}); err != nil {
-			return nil, fmt.Errorf("remove what an earlier controller installed: %w", err)
-		}
-		link.wiped = true
-	}
-	for _, have := range c.have {
-		for key, plan := range have.plans {
-			if key.server == s.Name {
-				plan.doubt = true
-				have.plans[key] = plan
-			}
-		}
-	}
-	c.links.update(func() { link.client, link.info, link.err = client, info, errProgramming })
-	return info, nil
 }

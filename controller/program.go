@@ -36,6 +36,7 @@ const (
 	fieldJob   = "hdr.x.job"
 	fieldEpoch = "hdr.x.epoch"
 	fieldRank  = "hdr.x.rank"
+	fieldRID   = "standard_metadata.egress_rid"
 )
 
 // contract is what the controller needs of the switch program: a P4Info without it does not belong here.

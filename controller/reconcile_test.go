@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -23,6 +24,15 @@ import (
 func one() uint16 { return 1 }
 
 func fromEpochOne(c *Controller) { c.intent.firstEpoch = one }
+
+// grace is how long ranks may take to come back, where a test does not want to wait.
+var grace time.Duration
+
+func impatient(c *Controller) {
+	if grace != 0 {
+		c.grace = grace
+	}
+}
 
 func newIntent(t interface{ Fatal(...any) }, cfg Config) *intent {
 	p, err := testProgram()

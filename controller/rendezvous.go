@@ -34,6 +34,11 @@ type rendezvous struct {
 	err   error    // stateAborted: why
 	odd   []uint32 // stateAborted: the ranks that caused it
 
+	settled bool // everything is installed: the ranks are about to be let go, or were
+
+	// awaited is the mask of ranks that joined an earlier controller and have not come back to this one yet.
+	awaited uint64
+
 	since map[sightKey]time.Time // since when, at least, chunks are incomplete, as of the last look
 
 	ready chan struct{} // closed when the state becomes running
@@ -45,6 +50,7 @@ type seat struct {
 	member member
 	digest string
 	epoch  uint16 // of the plan that it has begun a round under, as far as it has told; 0 = it has told nothing
+	stream int    // number of its newest stream
 
 	heard   hearing  // what it has told of its progress
 	counted counting // its packets at the switch
@@ -121,6 +127,34 @@ func (r *rendezvous) join(rank int, s seat) error {
 	return nil
 }
 
+// reseat gives a rank its seat again that has only lost its stream, of the same incarnation; its older streams no longer
+// count. When the job is over the stream has to say so.
+func (r *rendezvous) reseat(rank int, s seat) (stream int, err error) {
+	old := r.seats[rank]
+	switch {
+	case old == nil && r.ended():
+		return 0, nil
+	case old == nil || r.state == stateWaiting || r.state == stateInstalling:
+		return 0, &seatError{fmt.Sprintf("rank %d of job %q cannot come back to what has not begun", rank, r.job)}
+	case old.member != s.member:
+		return 0, &seatError{fmt.Sprintf("rank %d of job %q is at %s port %d, not at %s port %d", rank, r.job,
+			old.member.host.IP, old.member.udpPort, s.member.host.IP, s.member.udpPort)}
+	case old.digest != s.digest:
+		return 0, &seatError{fmt.Sprintf("rank %d of job %q has %q, not %q", rank, r.job, old.digest, s.digest)}
+	}
+	r.awaited &^= 1 << rank
+	old.stream++
+	return old.stream, nil
+}
+
+// stillAway returns the mask of ranks that are expected back after a restart of the controller.
+func (r *rendezvous) stillAway() uint64 {
+	if r.ended() {
+		return 0
+	}
+	return r.awaited &^ r.left
+}
+
 // disagreement finds the ranks whose digest is not the one that most have; of equally common ones the lowest rank's
 // counts.
 func (r *rendezvous) disagreement() (odd []uint32, err error) {
@@ -171,14 +205,17 @@ func (r *rendezvous) installed() {
 
 // gone tells that a rank is no longer there. Before all have joined its seat is free again; later, unless it left,
 // that is the end for all.
-func (r *rendezvous) gone(rank int) {
+func (r *rendezvous) gone(rank int) { r.goes(rank, "went away without leaving") }
+
+// goes is gone, in other words.
+func (r *rendezvous) goes(rank int, how string) {
 	switch {
 	case r.ended() || r.left&(1<<rank) != 0:
 	case r.state == stateWaiting:
 		r.seats[rank] = nil
 	default:
-		r.abort(fmt.Errorf("rank %d on host %s went away without leaving", rank, r.seats[rank].member.host.Name),
-			[]uint32{uint32(rank)})
+		r.awaited &^= 1 << rank
+		r.abort(fmt.Errorf("rank %d on host %s %s", rank, r.seats[rank].member.host.Name, how), []uint32{uint32(rank)})
 	}
 }
 

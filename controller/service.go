@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"xagg/api"
+	"xagg/controller/p4rt"
 	"xagg/policy"
 	"xagg/wire"
 )
@@ -148,6 +149,7 @@ func (c *Controller) dropJob(ctx context.Context, name string, why error) error 
 	delete(c.meets, name)
 	delete(c.errs, name)
 	c.mu.Unlock()
+	c.trySave()
 
 	c.applying.Lock()
 	defer c.applying.Unlock()
@@ -160,11 +162,11 @@ func noJob(name string) error {
 
 // Join implements the API.
 func (s *service) Join(req *api.JoinRequest, stream api.Controller_JoinServer) error {
-	meet, err := s.c.join(s.ctx, req)
+	meet, number, err := s.c.join(s.ctx, req)
 	if err != nil {
 		return err
 	}
-	defer s.c.gone(meet, int(req.GetRank()))
+	defer s.c.gone(meet, int(req.GetRank()), number)
 	ready := meet.ready
 	for {
 		select {
@@ -187,21 +189,36 @@ func (s *service) Join(req *api.JoinRequest, stream api.Controller_JoinServer) e
 	}
 }
 
-// join takes a rank's seat in a job, and in a new incarnation of it when the last one has ended.
-func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*rendezvous, error) {
+// join takes a rank's seat in a job, and in a new incarnation of it when the last one has ended. A rank that only lost its
+// stream gets its seat again. stream is the number of the seat's stream.
+func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (_ *rendezvous, stream int, err error) {
 	m, err := c.memberOf(req)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	j, meet := c.intent.jobs[req.GetJob()], c.meets[req.GetJob()]
 	if j == nil {
-		return nil, noJob(req.GetJob())
+		return nil, 0, noJob(req.GetJob())
 	}
 	rank := int(req.GetRank())
 	if rank >= j.spec.Ranks {
-		return nil, invalid("rank", "%d is beyond the ranks 0..%d of job %q", rank, j.spec.Ranks-1, j.spec.Name)
+		return nil, 0, invalid("rank", "%d is beyond the ranks 0..%d of job %q", rank, j.spec.Ranks-1, j.spec.Name)
+	}
+	s := seat{member: m, digest: req.GetDigest()}
+	if id := req.GetId(); id != 0 {
+		if id != uint32(meet.id) {
+			return nil, 0, status.Errorf(codes.Aborted, "job %q has begun anew without this rank", meet.job)
+		}
+		if stream, err = meet.reseat(rank, s); err != nil {
+			return nil, 0, apiError(err)
+		}
+		c.log.Info("rank is back", "job", meet.job, "rank", rank, "host", m.host.Name, "still_away", policy.FormatMask(meet.stillAway()))
+		return meet, stream, nil
+	}
+	if meet.stillAway()>>rank&1 != 0 {
+		meet.goes(rank, "was started anew") // whoever was this rank would have come with the id
 	}
 	if meet.ended() {
 		c.intent.renew(j)
@@ -209,15 +226,15 @@ func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*rendezvou
 		c.meets[j.spec.Name] = meet
 		c.log.Info("job begins anew", "job", j.spec.Name, "id", j.id)
 	}
-	if err := meet.join(rank, seat{member: m, digest: req.GetDigest()}); err != nil {
-		return nil, apiError(err)
+	if err := meet.join(rank, s); err != nil {
+		return nil, 0, apiError(err)
 	}
 	c.log.Info("rank joined", "job", j.spec.Name, "rank", rank, "host", m.host.Name, "udp_port", m.udpPort)
 	if meet.state == stateInstalling {
 		j.members = meet.members()
 		c.running.Go(func() { c.install(ctx, meet) })
 	}
-	return meet, nil
+	return meet, 0, nil
 }
 
 // memberOf finds the host that a rank says it is on.
@@ -245,6 +262,10 @@ func (c *Controller) install(ctx context.Context, meet *rendezvous) {
 		err := c.apply(ctx, meet.id)
 		if err == nil {
 			c.mu.Lock()
+			meet.settled = true
+			c.mu.Unlock()
+			c.trySave() // first: ranks that were let go come back to a controller that knows it
+			c.mu.Lock()
 			meet.installed()
 			c.mu.Unlock()
 			c.log.Info("job runs", "job", name)
@@ -268,14 +289,19 @@ func (c *Controller) install(ctx context.Context, meet *rendezvous) {
 	}
 }
 
-// gone tells a rendezvous that a rank's stream has ended.
-func (c *Controller) gone(meet *rendezvous, rank int) {
+// gone tells a rendezvous that a rank's stream has ended, unless the rank has another one by now. That all streams end with
+// the controller says nothing of the ranks: they are expected back.
+func (c *Controller) gone(meet *rendezvous, rank, stream int) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	before := meet.ended()
-	meet.gone(rank)
-	if meet.ended() && !before {
+	s, before := meet.seats[rank], meet.ended()
+	if s != nil && s.stream == stream && !c.stopping {
+		meet.gone(rank)
+	}
+	aborted := meet.ended() && !before
+	c.mu.Unlock()
+	if aborted {
 		c.log.Warn("job aborted", "job", meet.job, "rank", rank, "err", meet.err)
+		c.trySave()
 	}
 }
 
@@ -318,6 +344,7 @@ func (s *service) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveR
 	if err != nil {
 		return nil, err
 	}
+	s.c.trySave()
 	if req.GetError() != "" {
 		return &api.LeaveReply{}, nil
 	}
@@ -382,6 +409,9 @@ func (c *Controller) describe(j *job) *api.Job {
 		Depth:       uint32(j.spec.Depth),
 		Change:      describeChange(j.change, meet),
 	}
+	if away := meet.stillAway(); away != 0 {
+		out.Recovery = fmt.Sprintf("the controller was restarted and waits for ranks %s to come back", policy.FormatMask(away))
+	}
 	switch {
 	case meet.err != nil:
 		out.Error = meet.err.Error()
@@ -408,13 +438,12 @@ func (c *Controller) status(ctx context.Context) *api.StatusReply {
 	if session, err := c.links.session(); err == nil && reply.Switch.Ready {
 		asking.Go(func() {
 			reasons, err := session.Counter(ctx, counterReasons)
-			if err != nil {
-				c.log.Warn("read counters of the switch", "err", err)
-				return
+			var sent []p4rt.Count
+			if err == nil {
+				sent, err = session.Counter(ctx, counterSent)
 			}
-			sent, err := session.Counter(ctx, counterSent)
 			if err != nil {
-				c.log.Warn("read counters of the switch", "err", err)
+				reply.Switch.Error = fmt.Sprintf("it was programmed, but does not tell its counters: %v", err)
 				return
 			}
 			reply.Switch.Reasons = make(map[string]uint64)

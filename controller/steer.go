@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 	"time"
@@ -104,24 +105,110 @@ func (c *Controller) change(ctx context.Context, j *job, meet *rendezvous, d pol
 	}
 	ch.began = time.Now()
 	if err := c.unlocked(ctx, meet.id); err != nil {
-		if j.change == ch {
-			j.change = nil
-			if err := c.unlocked(ctx, meet.id); err != nil {
-				c.log.Warn("plan that was not taken is not removed everywhere yet", "job", meet.job, "err", err)
-			}
-		}
+		c.giveUpChange(ctx, j, ch, meet)
 		return err
 	}
+	c.arm(ctx, j, ch, meet)
+	c.running.Go(func() { c.finishChange(ctx, j, ch, meet) })
+	return nil
+}
+
+// giveUpChange has a job keep its plan: nobody has been told of the new one. c.mu is held, though not all the time.
+func (c *Controller) giveUpChange(ctx context.Context, j *job, ch *change, meet *rendezvous) {
 	if j.change != ch {
-		return nil // the job began anew, with the new plan
+		return
+	}
+	j.change = nil
+	if err := c.unlocked(ctx, meet.id); err != nil {
+		c.log.Warn("plan that was not taken is not removed everywhere yet", "job", meet.job, "err", err)
+	}
+}
+
+// arm has the old plan announce the new one, which is installed. c.mu is held, though not all the time.
+func (c *Controller) arm(ctx context.Context, j *job, ch *change, meet *rendezvous) {
+	if j.change != ch {
+		return // the job began anew, with the new plan
 	}
 	ch.stage = stageArmed
-	c.log.Info("job changes its plan", "job", meet.job, "from", ch.from.epoch, "to", ch.to.epoch, "plan", d.Explanation)
+	c.log.Info("job changes its plan", "job", meet.job, "from", ch.from.epoch, "to", ch.to.epoch, "plan", ch.to.decision.Explanation)
 	if err := c.unlocked(ctx, meet.id); err != nil {
 		c.log.Warn("new plan is not announced yet", "job", meet.job, "err", err)
 	}
-	c.running.Go(func() { c.finishChange(ctx, j, ch, meet) })
-	return nil
+}
+
+// resumeChange carries on with a change that an earlier controller has begun.
+func (c *Controller) resumeChange(ctx context.Context, j *job, ch *change, meet *rendezvous) {
+	for {
+		changed := c.links.changed()
+		if c.resumeBeside(ctx, j, ch, meet) {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+	c.finishChange(ctx, j, ch, meet)
+}
+
+// resumeBeside installs the new plan of a change beside the old one, unless it is installed, and has it announced. It reports
+// whether that is done, or is given up.
+func (c *Controller) resumeBeside(ctx context.Context, j *job, ch *change, meet *rendezvous) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if j.change != ch || ch.stage != stageBeside {
+		return true
+	}
+	err := c.unlocked(ctx, meet.id)
+	switch {
+	case err == nil:
+		c.arm(ctx, j, ch, meet)
+	case errors.Is(err, errNotReady):
+		return false
+	default:
+		c.log.Warn("new plan cannot be installed; the job keeps the one that it has", "job", meet.job, "err", err)
+		c.giveUpChange(ctx, j, ch, meet)
+	}
+	return true
+}
+
+// resume carries on with what an earlier controller has begun, and waits for the ranks of its jobs to come back.
+func (c *Controller) resume(ctx context.Context) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	away := false
+	for _, j := range c.intent.sorted() {
+		meet := c.meets[j.spec.Name]
+		away = away || meet.stillAway() != 0
+		if ch := j.change; ch != nil {
+			c.running.Go(func() { c.resumeChange(ctx, j, ch, meet) })
+		}
+	}
+	if away {
+		c.running.Go(func() { c.missRanks(ctx) })
+	}
+}
+
+// missRanks takes ranks for gone that have not come back in time to a controller that was restarted.
+func (c *Controller) missRanks(ctx context.Context) {
+	select {
+	case <-time.After(c.grace):
+	case <-ctx.Done():
+		return
+	}
+	c.mu.Lock()
+	for _, j := range c.intent.sorted() {
+		meet := c.meets[j.spec.Name]
+		for away := meet.stillAway(); away != 0; away &= meet.stillAway() {
+			rank := bits.TrailingZeros64(away)
+			c.log.Warn("rank has not come back", "job", meet.job, "rank", rank)
+			meet.goes(rank, fmt.Sprintf("has not come back within %v after the controller was restarted", c.grace))
+		}
+	}
+	c.mu.Unlock()
+	c.trySave()
+	c.links.announce()
 }
 
 // finishChange carries a change to its end: it has the new plan announced until every rank has finished the last round
@@ -165,6 +252,7 @@ func (c *Controller) advance(ctx context.Context, j *job, ch *change, meet *rend
 	j.change = nil
 	c.changes.Observe(time.Since(ch.began).Seconds())
 	c.log.Info("job has changed its plan", "job", meet.job, "epoch", j.epoch)
+	c.running.Go(c.trySave)
 	c.links.announce()
 	return true
 }
@@ -176,6 +264,9 @@ func (c *Controller) superfluous(owner uint16) bool {
 	defer c.mu.Lock()
 	c.applying.Lock()
 	defer c.applying.Unlock()
+	if _, err := c.links.session(); err != nil {
+		return true // whoever is away has what it had
+	}
 	want := c.wanted(owner)
 	for key := range c.have[owner].entities {
 		if _, ok := want.entities[key]; !ok {
@@ -214,6 +305,9 @@ func (c *Controller) report(req *api.ReportRequest) error {
 		return nil
 	}
 	meet.reached(int(req.GetRank()), uint16(req.GetEpoch()))
+	if j.change != nil {
+		c.running.Go(c.trySave) // a controller that is restarted need not be told again
+	}
 	c.log.Debug("rank reported", "job", j.spec.Name, "rank", req.GetRank(), "epoch", req.GetEpoch())
 	c.links.announce()
 	return nil

@@ -94,7 +94,7 @@ func testSwitch(t *testing.T, address string) {
 			t.Fatal(err)
 		}
 		for rank := range uint32(4) {
-			if _, err := c.join(ctx, &api.JoinRequest{Job: "a", Rank: rank, Ip: cfg.Hosts[rank].IP.String(), UdpPort: 19860}); err != nil {
+			if _, _, err := c.join(ctx, &api.JoinRequest{Job: "a", Rank: rank, Ip: cfg.Hosts[rank].IP.String(), UdpPort: 19860}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -171,9 +171,38 @@ func testSwitch(t *testing.T, address string) {
 			maps.Copy(want.entities, c.base.entities)
 			checkInstalled(t, ctx, session, want)
 		}
+		checkReadBack(t, ctx, c, session)
 		cancel()
 		if err := <-done; err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// checkReadBack has a controller read the switch as after a restart: it finds that nothing is left to do.
+func checkReadBack(t *testing.T, ctx context.Context, c *Controller, session *p4rt.Session) {
+	t.Helper()
+	found, err := session.Entities(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pipeline != session.Cookie() {
+		t.Errorf("the pipeline's cookie is %#x, and the controller would look for %#x", session.Cookie(), c.pipeline)
+	}
+	have, foreign := c.sortOut(found)
+	for _, e := range foreign {
+		t.Errorf("foreign: %v", e)
+	}
+	wants := map[uint16]objects{baseOwner: c.base}
+	for _, j := range c.intent.jobs {
+		wants[j.id] = desiredJob(&c.intent, j)
+	}
+	for owner, want := range wants {
+		want.plans = nil // on no switch
+		for _, s := range diff(have[owner], want) {
+			t.Errorf("owner %d: there would be a write: %v %v", owner, s, s.entities)
 		}
 	}
 }

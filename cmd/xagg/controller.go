@@ -32,7 +32,7 @@ const statusSchema = 1
 const clientTimeout = 30 * time.Second
 
 func newControllerCommand(env *env) *cobra.Command {
-	var path, metricsAddr string
+	var path, state, metricsAddr string
 	cmd := &cobra.Command{
 		Use:         "controller --config FILE",
 		Annotations: daemon,
@@ -40,7 +40,8 @@ func newControllerCommand(env *env) *cobra.Command {
 		Long: `Run the daemon that programs the switch and the servers, and where workers meet.
 
 It connects to the switch over P4Runtime and to the servers' agents, keeps both programmed, and serves its API until
-it is interrupted. The configuration is YAML, for example:
+it is interrupted. What it has to know after a restart, whatever ended it, it keeps in a file: started again, it finds its
+jobs running, and they do not notice. The configuration is YAML, for example:
 
 ` + indent(controller.Example),
 		Args: cobra.NoArgs,
@@ -56,20 +57,30 @@ it is interrupted. The configuration is YAML, for example:
 			case err != nil:
 				return &exitError{exitUsage, err}
 			}
+			switch {
+			case state != "":
+				cfg.State = state
+			case cfg.State == "":
+				cfg.State = controller.DefaultState(path)
+			}
+			// First: who listens here has the state file alone.
+			lis, err := endpoint.Listen(cfg.Listen)
+			if err != nil {
+				return err
+			}
+			defer lis.Close()
 			c, err := controller.New(cfg, controller.WithLogger(env.log))
 			if err != nil {
 				return err
 			}
 			return withMetrics(cmd.Context(), env.log, metricsAddr, c.Collector(), func(ctx context.Context) error {
-				lis, err := endpoint.Listen(cfg.Listen)
-				if err != nil {
-					return err
-				}
 				return c.Run(ctx, lis)
 			})
 		},
 	}
 	cmd.Flags().StringVar(&path, "config", "", "configuration file (YAML)")
+	cmd.Flags().StringVar(&state, "state", "",
+		"file that keeps what a restarted controller has to know, or \"none\" (default: the configuration's \"state\", or FILE.state)")
 	metricsFlag(cmd, &metricsAddr)
 	return cmd
 }
@@ -477,8 +488,11 @@ func viewStatus(address string, r *api.StatusReply) *statusView {
 		Name: sw.GetName(), Address: sw.GetAddress(), Ready: sw.GetReady(), Error: sw.GetError(),
 		Slots: sw.GetSlots(), SlotsFree: sw.GetSlotsFree(), Reasons: sw.GetReasons(), Sent: sw.GetSent(),
 	}
-	if !sw.GetReady() {
+	switch {
+	case !sw.GetReady():
 		v.Problems = append(v.Problems, fmt.Sprintf("switch %s at %s is not ready: %s", sw.GetName(), sw.GetAddress(), sw.GetError()))
+	case sw.GetError() != "":
+		v.Problems = append(v.Problems, fmt.Sprintf("switch %s at %s: %s", sw.GetName(), sw.GetAddress(), sw.GetError()))
 	}
 	for _, s := range r.GetServers() {
 		v.refuse(s.GetName(), s.GetReasons())

@@ -391,14 +391,39 @@ func TestWipe(t *testing.T) {
 	})
 }
 
+func TestEntities(t *testing.T) {
+	s := p4rttest.New(t, newProgram(t))
+	session(t, s, func(ctx context.Context, sess *p4rt.Session) {
+		def := p4rt.Entry{Table: "I.ipv4", Default: true, Action: "I.forward", Params: []p4rt.Param{{Name: "port", Value: p4rt.Uint(9)}}}
+		want := []p4rt.Entity{plan(1), plan(2), def, p4rt.Group{ID: 2, Replicas: []p4rt.Replica{{1, 1}, {2, 2}}}}
+		if err := sess.Upsert(ctx, want...); err != nil {
+			t.Fatal(err)
+		}
+		got, err := sess.Entities(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range want {
+			if !slices.ContainsFunc(got, func(e p4rt.Entity) bool { return p4rt.Equal(e, w) }) {
+				t.Errorf("%v is missing in %v", w, got)
+			}
+		}
+		if len(got) != len(want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
+}
+
 func TestPipelineIsPushedWhenItDiffers(t *testing.T) {
 	s := p4rttest.New(t, newProgram(t))
 	group := p4rt.Group{ID: 2, Replicas: []p4rt.Replica{{1, 1}}}
+	var cookies []uint64
 	election := uint64(0) // grows, since the switch may not have noticed the last session's end
 	run := func(p *p4rt.Program) {
 		t.Helper()
 		election++
 		err := p4rt.Run(t.Context(), target(s, election), p, func(ctx context.Context, sess *p4rt.Session) error {
+			cookies = append(cookies, sess.Cookie())
 			return sess.Upsert(ctx, group)
 		})
 		if err != nil {
@@ -417,6 +442,15 @@ func TestPipelineIsPushedWhenItDiffers(t *testing.T) {
 	}
 	if got := s.Copies(2); got != 1 {
 		t.Errorf("the switch has %d copies of a group that was there before the push: delete groups first", got)
+	}
+	if len(cookies) != 3 || cookies[0] != cookies[1] || cookies[1] == cookies[2] || slices.Contains(cookies, 0) {
+		t.Errorf("cookies %#x: want the same one until the next push", cookies)
+	}
+	s.Stop()
+	s.Start() // and the same program is another pipeline
+	run(mustProgram(t, info, append(json, ' ')))
+	if cookies[2] == cookies[3] {
+		t.Errorf("a switch that has lost everything has the cookie %#x again", cookies[3])
 	}
 	s.OnPush = func() error { return status.Error(codes.Unknown, "Error in first phase of device update") }
 	err := p4rt.Run(t.Context(), target(s, election+1), newProgram(t), func(context.Context, *p4rt.Session) error {

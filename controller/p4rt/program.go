@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 
@@ -203,8 +204,19 @@ func (p *Program) checkJSON() error {
 // controller that wants to use it.
 var ErrProgramMismatch = errors.New("P4Info does not belong to the program")
 
-// Cookie identifies P4Info and compiled program: a hash of both, never 0.
+// Cookie identifies P4Info and compiled program: a hash of both, never 0. Its upper half is that of the cookies that
+// [Run] pushes the program with.
 func (p *Program) Cookie() uint64 { return p.cookie }
+
+// pushCookie returns the cookie of a pipeline that is pushed with the program: the lower half is another one each time, so
+// that a pipeline which was pushed since, and has lost its tables and registers by that, is told from one that was not.
+func (p *Program) pushCookie() uint64 { return p.cookie&^cookiePush | (1 + rand.Uint64N(cookiePush)) }
+
+// runs reports whether a pipeline with a cookie was pushed with the program.
+func (p *Program) runs(cookie uint64) bool { return cookie&^cookiePush == p.cookie&^cookiePush }
+
+// cookiePush is the part of a pipeline's cookie that says which push it was.
+const cookiePush = 1<<32 - 1
 
 // Registers returns the sizes of the program's registers by name.
 func (p *Program) Registers() map[string]int { return maps.Clone(p.regs) }

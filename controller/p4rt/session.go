@@ -64,6 +64,7 @@ type Session struct {
 	log     *slog.Logger
 	client  p4v1.P4RuntimeClient
 	pushed  bool
+	cookie  uint64 // of the pipeline that the switch runs
 
 	send   sync.Mutex // serializes stream.Send
 	stream p4v1.P4Runtime_StreamChannelClient
@@ -177,7 +178,7 @@ func (s *Session) receive(primary chan<- struct{}) error {
 	}
 }
 
-// ensurePipeline pushes the program unless the switch says that it runs it already.
+// ensurePipeline pushes the program unless the switch says that it runs it already, whoever pushed it.
 func (s *Session) ensurePipeline(ctx context.Context) error {
 	reply, err := s.client.GetForwardingPipelineConfig(ctx, &p4v1.GetForwardingPipelineConfigRequest{
 		DeviceId:     s.target.DeviceID,
@@ -187,7 +188,8 @@ func (s *Session) ensurePipeline(ctx context.Context) error {
 	switch status.Code(err) {
 	case codes.OK:
 		c := reply.GetConfig().GetCookie()
-		if c != nil && c.GetCookie() == s.program.cookie {
+		if c != nil && s.program.runs(c.GetCookie()) {
+			s.cookie = c.GetCookie()
 			return nil
 		}
 		has = reply.GetConfig() != nil
@@ -201,7 +203,8 @@ func (s *Session) ensurePipeline(ctx context.Context) error {
 			return fmt.Errorf("push pipeline: %w", err)
 		}
 	}
-	s.log.Info("pushing the pipeline", "cookie", fmt.Sprintf("%#x", s.program.cookie))
+	s.cookie = s.program.pushCookie()
+	s.log.Info("pushing the pipeline", "cookie", fmt.Sprintf("%#x", s.cookie))
 	if _, err := s.client.SetForwardingPipelineConfig(ctx, &p4v1.SetForwardingPipelineConfigRequest{
 		DeviceId:   s.target.DeviceID,
 		ElectionId: s.target.Election.proto(),
@@ -209,7 +212,7 @@ func (s *Session) ensurePipeline(ctx context.Context) error {
 		Config: &p4v1.ForwardingPipelineConfig{
 			P4Info:         s.program.info,
 			P4DeviceConfig: s.program.json,
-			Cookie:         &p4v1.ForwardingPipelineConfig_Cookie{Cookie: s.program.cookie},
+			Cookie:         &p4v1.ForwardingPipelineConfig_Cookie{Cookie: s.cookie},
 		},
 	}); err != nil {
 		return fmt.Errorf("push pipeline: %w", err)
@@ -223,6 +226,10 @@ func (s *Session) Program() *Program { return s.program }
 
 // Pushed reports whether the session pushed the pipeline; otherwise the switch ran it already.
 func (s *Session) Pushed() bool { return s.pushed }
+
+// Cookie returns the cookie of the pipeline that the switch runs. It is another one after each push, and so says whether
+// the switch may still have what it had.
+func (s *Session) Cookie() uint64 { return s.cookie }
 
 // Upsert inserts entities in their order, or modifies those that are there already; a default entry is always a
 // modification. All are tried, and the error is the one of [Session.Write].
@@ -353,6 +360,62 @@ func (s *Session) deleteGroups(ctx context.Context) error {
 		entities[i] = g
 	}
 	return s.Delete(ctx, entities...)
+}
+
+// defaultEntry reads the default entry of a table; ok is false where the switch tells of none.
+func (s *Session) defaultEntry(ctx context.Context, tab *table) (e Entry, ok bool, err error) {
+	got, err := s.Read(ctx, &p4v1.Entity{Entity: &p4v1.Entity_TableEntry{
+		TableEntry: &p4v1.TableEntry{TableId: tab.id, IsDefaultAction: true},
+	}})
+	if err != nil {
+		return Entry{}, false, fmt.Errorf("read default entry of %s: %w", tab.name, err)
+	}
+	for _, entity := range got {
+		te := entity.GetTableEntry()
+		if te == nil || te.GetTableId() != tab.id || !te.GetIsDefaultAction() || te.GetAction() == nil {
+			continue
+		}
+		entry, err := s.program.decodeEntry(te)
+		if err != nil {
+			return Entry{}, false, err
+		}
+		return entry.(Entry), true, nil
+	}
+	return Entry{}, false, nil
+}
+
+// Entities reads what the switch has: the entries of every table that is not constant, default entries included (those of
+// the program itself too), and every multicast group.
+func (s *Session) Entities(ctx context.Context) ([]Entity, error) {
+	var entities []Entity
+	for _, t := range s.program.info.GetTables() {
+		tab := s.program.tables[t.GetPreamble().GetName()]
+		if tab.isConst {
+			continue
+		}
+		entries, err := s.Entries(ctx, tab.name)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			entities = append(entities, e)
+		}
+		e, ok, err := s.defaultEntry(ctx, tab)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			entities = append(entities, e)
+		}
+	}
+	groups, err := s.Groups(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range groups {
+		entities = append(entities, g)
+	}
+	return entities, nil
 }
 
 // Wipe deletes every entry of every table that is not constant, and every multicast group: first the entries of the

@@ -34,6 +34,8 @@ type Server struct {
 	OnWrite func(error) error
 	// OnPacketOut, if set, answers a packet-out with any number of packet-ins.
 	OnPacketOut func(*p4v1.PacketOut) []*p4v1.PacketIn
+	// OnRead, if set, may refuse a read. It runs with the server locked.
+	OnRead func() error
 	// OnPush, if set, may refuse a pipeline.
 	OnPush func() error
 
@@ -79,12 +81,19 @@ func New(tb testing.TB, program *p4rt.Program) *Server {
 // Start serves again after Stop, as a switch that has lost everything.
 func (s *Server) Start() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lis = bufconn.Listen(1 << 20)
-	s.grpc = grpc.NewServer()
 	s.config = nil
 	clear(s.entities)
 	clear(s.copies)
+	s.mu.Unlock()
+	s.Resume()
+}
+
+// Resume serves again after Stop, as a switch that could not be reached.
+func (s *Server) Resume() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lis = bufconn.Listen(1 << 20)
+	s.grpc = grpc.NewServer()
 	s.streams = make(map[*stream]struct{})
 	p4v1.RegisterP4RuntimeServer(s.grpc, s)
 	srv, lis := s.grpc, s.lis
@@ -362,6 +371,11 @@ func (s *Server) Read(req *p4v1.ReadRequest, srv p4v1.P4Runtime_ReadServer) erro
 	defer s.mu.Unlock()
 	if s.config == nil {
 		return noPipeline()
+	}
+	if s.OnRead != nil {
+		if err := s.OnRead(); err != nil {
+			return err
+		}
 	}
 	reply := &p4v1.ReadResponse{}
 	for _, want := range req.GetEntities() {
