@@ -346,7 +346,7 @@ var mutants = []mutant{
 	{"window: round", "window.go", " || back >= uint32(len(w.rounds))", ""},
 	{"window: a RESULT counts once", "window.go", "if c.state == finished || c.sends == 0", "if c.sends == 0"},
 	{"window: stale is no refusal", "window.go", "		case h.Reason == wire.ReasonStale && w.cfg.Quorum == 0:", "		case false:"},
-	{"window: seq has no gap", "window.go", "seq = w.NextSeq()", "seq = w.NextSeq() + 1"},
+	{"window: seq has no gap", "window.go", "seq := w.NextSeq()", "seq := w.NextSeq() + 1"},
 	{"window: the epoch changes at the next round only", "window.go", "			r.announced = h.NextEpoch\n", "			r.announced, r.epoch = h.NextEpoch, h.NextEpoch\n"},
 	{"window: the epoch changes after depth rounds", "window.go", "e := w.rounds[0].announced", "e := w.rounds[len(w.rounds)-1].announced"},
 	{"window: chunk 0 announces", "window.go", "		if h.Chunk == 0 {\n			r.announced", "		if h.NextEpoch != 0 {\n			r.announced"},

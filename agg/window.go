@@ -97,11 +97,13 @@ type Window struct {
 
 // span is a round: the chunks of a window that belong together.
 type span struct {
-	seq       uint32 // of chunk 0
-	chunks    uint32
-	left      uint32 // unfinished chunks
+	seq       uint32   // of its first chunk
+	chunks    uint32   // so many
+	ids       []uint32 // their numbers in the round, ascending, where it has others that got their RESULT before a restart
+	left      uint32   // unfinished chunks
 	epoch     uint16
 	announced uint16 // by its chunk 0; 0 = nothing
+	silent    bool   // this rank has nothing to contribute
 }
 
 type chunkState uint8
@@ -160,24 +162,13 @@ func (w *Window) NextSeq() uint32 { return w.base + uint32(len(w.chunks)) }
 // Begin starts the next round, which [Window.MayBegin], with the given number of chunks (at least 1). It returns the
 // round's number and the epoch that the round runs under.
 func (w *Window) Begin(now time.Duration, chunks uint32) (round uint32, epoch uint16) {
-	seq := w.begin(now, chunks)
-	for c := range min(chunks, w.cfg.Pool) {
-		if w.allowed(seq + c) {
-			w.ready.push(seq + c)
-		}
-	}
-	return w.round, w.epoch
+	return w.start(now, chunks, nil, false)
 }
 
 // Listen is Begin for a rank that has nothing to contribute, in a job with a quorum: it sends nothing unless a RESULT does
 // not come for long.
 func (w *Window) Listen(now time.Duration, chunks uint32) (round uint32, epoch uint16) {
-	seq := w.begin(now, chunks)
-	for c := range chunks {
-		w.at(seq + c).state = overdue
-		w.postpone(now, seq+c)
-	}
-	return w.round, w.epoch
+	return w.start(now, chunks, nil, true)
 }
 
 // postpone has a chunk that was only listened for asked for later.
@@ -193,9 +184,9 @@ func (w *Window) allowed(i uint32) bool {
 	return !w.has(before) || w.at(before).open
 }
 
-// begin adds a round and returns the seq of its chunk 0.
-func (w *Window) begin(now time.Duration, chunks uint32) (seq uint32) {
-	if chunks == 0 || !w.MayBegin() {
+// start adds the next round, see add.
+func (w *Window) start(now time.Duration, chunks uint32, ids []uint32, silent bool) (round uint32, epoch uint16) {
+	if chunks == 0 && ids == nil || !w.MayBegin() {
 		panic(fmt.Sprintf("agg: begin round: %d chunks while %d of %d rounds up to %d are unfinished",
 			chunks, w.left, len(w.rounds), w.round))
 	}
@@ -207,17 +198,33 @@ func (w *Window) begin(now time.Duration, chunks uint32) (seq uint32) {
 		w.chunks = w.chunks[:copy(w.chunks, w.chunks[n:])]
 		w.base += n
 	}
-	seq = w.NextSeq()
 	if w.left == 0 {
-		w.rest(now, seq)
+		w.rest(now, w.NextSeq())
 	}
 	w.round++
-	w.rounds = append(w.rounds, span{seq: seq, chunks: chunks, left: chunks, epoch: w.epoch})
+	w.add(now, chunks, ids, silent)
+	return w.round, w.epoch
+}
+
+// add adds a round of so many chunks, with the given numbers where ids is not nil.
+func (w *Window) add(now time.Duration, chunks uint32, ids []uint32, silent bool) {
+	seq := w.NextSeq()
+	w.rounds = append(w.rounds, span{seq: seq, chunks: chunks, ids: ids, left: chunks, epoch: w.epoch, silent: silent})
 	w.left += int(chunks)
 	n := len(w.chunks)
 	w.chunks = slices.Grow(w.chunks, int(chunks))[:n+int(chunks)]
 	clear(w.chunks[n:])
-	return seq
+	for i := seq; i != seq+chunks; i++ {
+		switch {
+		case silent:
+			w.at(i).state = overdue
+			w.postpone(now, i)
+		case w.allowed(i):
+			w.ready.push(i)
+		case i-seq >= w.cfg.Pool:
+			return // the rest waits for chunks of this round
+		}
+	}
 }
 
 // rest forgets what concerns finished chunks only. Every chunk is finished; the next has the given seq.
@@ -444,7 +451,7 @@ func (w *Window) moves(now time.Duration) {
 func (w *Window) send(now time.Duration, i uint32) Send {
 	c := w.at(i)
 	round, r := w.span(i)
-	s := Send{Round: round, Chunk: i - r.seq, Seq: i, Resend: c.sends > 0}
+	s := Send{Round: round, Chunk: r.id(i), Seq: i, Resend: c.sends > 0}
 	c.sent = now
 	c.sends = inc(c.sends)
 	w.stats.Sent++
@@ -504,10 +511,10 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 		return EventNone
 	}
 	r := &w.rounds[uint32(len(w.rounds))-1-back]
-	if h.Epoch != r.epoch || h.Chunk >= r.chunks {
+	seq, ok := r.find(h.Chunk)
+	if h.Epoch != r.epoch || !ok {
 		return EventNone
 	}
-	seq := r.seq + h.Chunk
 	c := w.at(seq)
 	mine := h.Contributors>>w.cfg.Rank&1 != 0
 	if c.state == finished || c.sends == 0 && (h.Type != wire.TypeResult || mine) {
@@ -687,7 +694,7 @@ func (w *Window) Missing() (ranks uint64, first uint32, chunks int) {
 			ranks |= w.cfg.Ranks &^ c.mask
 		}
 	}
-	return ranks, w.first - r.seq, int(r.left)
+	return ranks, r.id(w.first), int(r.left)
 }
 
 // Stats are a window's counts since its creation.

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -17,12 +18,14 @@ import (
 // as it is, and the job's packets notice nothing; what nobody here wants is removed.
 
 // lost is told that a device does not have any more what it had of the jobs that run; server is its name, empty = the
-// switch. Nothing has been installed there since. c.applying is held.
-func (c *Controller) lost(_ context.Context, server, reason string) {
+// switch. Nothing has been installed there since: the jobs that run recover first. c.applying is held.
+func (c *Controller) lost(ctx context.Context, server, reason string) {
+	c.log.Warn("a device has lost its memory", "device", cmp.Or(server, c.cfg.Switch.Name), "reason", reason)
 	if server == "" {
-		server = c.cfg.Switch.Name
+		c.recoverAll(ctx, "the switch has lost its memory", func(*job) bool { return true })
+		return
 	}
-	c.log.Warn("a device has lost its memory; what is wanted there is installed again", "device", server, "reason", reason)
+	c.recoverAll(ctx, fmt.Sprintf("server %s has lost its memory", server), func(j *job) bool { return j.onServer(server) })
 }
 
 // tablePhase says when the entries of a table are installed. A plan that announces another one is none of them: to remove

@@ -73,6 +73,9 @@ func (e *changeError) Error() string { return e.msg }
 // replan decides a job's next plan, which has the pool that the job has leased. same is true when it is the one that the
 // job has. Errors: [*policy.FieldError] and *changeError.
 func (in *intent) replan(j *job, rule policy.Static) (d policy.Decision, same bool, err error) {
+	if j.recovering != recoverNot {
+		return d, false, &changeError{fmt.Sprintf("it recovers from a loss; wait until that is done: see 'xagg job show %s'", j.spec.Name)}
+	}
 	if c := j.change; c != nil {
 		return d, false, &changeError{fmt.Sprintf("its plan is changing from epoch %d to %d already; wait until that is done: see 'xagg job show %s'",
 			c.from.epoch, c.to.epoch, j.spec.Name)}

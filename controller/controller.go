@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"net"
 	"reflect"
@@ -47,6 +48,8 @@ type Controller struct {
 	intent intent
 	meets  map[string]*rendezvous // by job
 	errs   map[string]error       // by job: what kept its objects from being installed last time
+	// recoveries is the number of the last recovery. Those of a controller that is started later are larger.
+	recoveries uint64
 	// What the memory of the devices is recognized by; 0 and none where there was no connection yet.
 	pipeline uint64            // cookie of the switch's
 	arenas   map[string]uint64 // instances of the servers', by name
@@ -89,18 +92,19 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		return nil, err
 	}
 	c := &Controller{
-		cfg:      cfg,
-		log:      slog.New(slog.DiscardHandler),
-		dial:     endpoint.Connect,
-		election: p4rt.ElectionID{Low: uint64(time.Now().UnixNano())},
-		program:  program,
-		meets:    make(map[string]*rendezvous),
-		errs:     make(map[string]error),
-		have:     make(map[uint16]objects),
-		arenas:   make(map[string]uint64),
-		grace:    returnGrace,
-		looking:  make(chan struct{}, 1),
-		changes:  newChanges(),
+		cfg:        cfg,
+		log:        slog.New(slog.DiscardHandler),
+		dial:       endpoint.Connect,
+		election:   p4rt.ElectionID{Low: uint64(time.Now().UnixNano())},
+		program:    program,
+		meets:      make(map[string]*rendezvous),
+		errs:       make(map[string]error),
+		recoveries: uint64(time.Now().UnixNano()),
+		have:       make(map[uint16]objects),
+		looking:    make(chan struct{}, 1),
+		changes:    newChanges(),
+		arenas:     make(map[string]uint64),
+		grace:      returnGrace,
 	}
 	c.base = desiredBase(&c.cfg)
 	c.intent = intent{
@@ -171,6 +175,7 @@ func (c *Controller) Run(ctx context.Context, lis net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	srv := grpc.NewServer(
 		grpc.WaitForHandlers(true),
+		grpc.MaxRecvMsgSize(math.MaxInt32), // a rank may have a whole vector to hand over
 		// A worker's host that dies without a word is noticed too.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTime}))
 	api.RegisterControllerServer(srv, &service{c: c, ctx: ctx})
@@ -231,15 +236,21 @@ func (c *Controller) unready() error {
 
 // wanted returns what an owner wants installed: nothing where no job has the id any more.
 func (c *Controller) wanted(owner uint16) objects {
+	want, _ := c.wants(owner)
+	return want
+}
+
+// wants is wanted, and says how far a recovery of the job is.
+func (c *Controller) wants(owner uint16) (objects, recoveringState) {
 	if owner == baseOwner {
-		return c.base
+		return c.base, recoverNot
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if j := c.intent.byID(owner); j != nil {
-		return desiredJob(&c.intent, j)
+		return desiredJob(&c.intent, j), j.recovering
 	}
-	return newObjects()
+	return newObjects(), recoverNot
 }
 
 // apply makes the devices have what an owner wants, after what is left of owners that are no more is gone from the
@@ -290,16 +301,24 @@ func (c *Controller) bury(ctx context.Context) error {
 }
 
 // applyOne carries out the steps from what an owner has to what it wants. It stops at the first that fails, but tries
-// every removal from a server: nothing depends on those. c.applying is held.
+// every removal from a server: nothing depends on those. Of a job whose ranks are being stopped it leaves everything as
+// it is. c.applying is held.
 func (c *Controller) applyOne(ctx context.Context, owner uint16) error {
-	want := c.wanted(owner)
+	want, recovers := c.wants(owner)
+	if recovers == recoverHeld {
+		return nil
+	}
 	have, ok := c.have[owner]
 	if !ok {
 		have = newObjects()
 		c.have[owner] = have
 	}
 	var errs []error
-	for _, s := range diff(have, want) {
+	steps := diff(have, want)
+	if recovers == recoverInstalling {
+		steps = breakFirst(steps)
+	}
+	for _, s := range steps {
 		sent, err := c.do(ctx, s)
 		if err == nil {
 			s.done(have, want)

@@ -93,6 +93,23 @@ func diff(have, want objects) []step {
 	return steps
 }
 
+// breakFirst returns the steps of a diff in another order: what is no longer wanted on the switch is removed before
+// anything is installed there, so that its tables need not have room for both. Servers keep the job's lease.
+func breakFirst(steps []step) []step {
+	order := func(s step) int {
+		switch {
+		case s.server != "" && !s.remove && !s.arm:
+			return 0
+		case s.server == "" && s.remove:
+			return 1
+		default:
+			return 2
+		}
+	}
+	slices.SortStableFunc(steps, func(a, b step) int { return cmp.Compare(order(a), order(b)) })
+	return steps
+}
+
 // isDefault reports whether an entity is a table's default action, which can be changed but not removed.
 func isDefault(e p4rt.Entity) bool {
 	entry, ok := e.(p4rt.Entry)

@@ -30,15 +30,25 @@ type intent struct {
 
 // job is one incarnation of a job.
 type job struct {
-	spec    JobSpec // complete
-	id      uint16
-	plan             // the one that rounds run under, or the newer one once nobody needs the older
-	change  *change  // nil = the plan does not change
-	lease   span     // of switch slots, policy.SlotsPerPool * pool of them, for both halves
-	rids    span     // egress_rid of rank r is rids.base + r
-	groups  span     // multicast groups: all ranks, then the cohort of each half
-	members []member // by rank; nil until all ranks have joined
+	spec       JobSpec // complete
+	id         uint16
+	plan               // the one that rounds run under, or the newer one once nobody needs the older
+	change     *change // nil = the plan does not change
+	recovering recoveringState
+	lease      span     // of switch slots, policy.SlotsPerPool * pool of them, for both halves
+	rids       span     // egress_rid of rank r is rids.base + r
+	groups     span     // multicast groups: all ranks, then the cohort of each half
+	members    []member // by rank; nil until all ranks have joined
 }
+
+// recoveringState is how far a recovery of a job is, for what is installed.
+type recoveringState uint8
+
+const (
+	recoverNot        recoveringState = iota
+	recoverHeld                       // its ranks are being stopped: nothing of it is installed or removed
+	recoverInstalling                 // they have stopped: older plans go before the new one comes
+)
 
 // plan is one version of a job's plan.
 type plan struct {
@@ -62,6 +72,14 @@ func (j *job) rounds() uint32 { return uint32(j.spec.Consistency.rounds(j.spec.D
 
 // ranks returns the mask of all ranks.
 func (j *job) ranks() uint64 { return 1<<uint(j.spec.Ranks) - 1 }
+
+// enough returns the number of ranks without which the job cannot go on.
+func (j *job) enough() int {
+	if j.spec.Consistency.Mode == ModeQuorum {
+		return j.spec.Consistency.Quorum
+	}
+	return j.spec.Ranks
+}
 
 // half returns the first slot of a plan's half of the lease. The pool is the same in every plan of a job.
 func (j *job) half(p plan) int {
@@ -204,6 +222,7 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 func (in *intent) renew(j *job) {
 	j.id = in.freshID()
 	j.members = nil
+	j.recovering = recoverNot
 	if j.change != nil { // what was asked for last holds
 		j.plan = j.change.to
 		j.change = nil

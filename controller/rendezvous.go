@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/bits"
 	"slices"
 	"strings"
 	"time"
@@ -26,13 +27,17 @@ const (
 // rendezvous is where the ranks of one incarnation of a job meet and part. It is pure but for two channels, which
 // only ever close.
 type rendezvous struct {
-	job   string
-	id    uint16  // of the job's incarnation
-	seats []*seat // by rank; nil = free
-	left  uint64  // mask
-	state state
-	err   error    // stateAborted: why
-	odd   []uint32 // stateAborted: the ranks that caused it
+	job    string
+	id     uint16  // of the job's incarnation
+	seats  []*seat // by rank; nil = free
+	left   uint64  // mask
+	enough int     // ranks without which it cannot go on: all of them, but in quorum
+	state  state
+	err    error    // stateAborted: why
+	odd    []uint32 // stateAborted: the ranks that caused it
+
+	recovery *recovering   // the last one, nil = there was none
+	freeze   chan struct{} // closed when another one begins
 
 	settled bool // everything is installed: the ranks are about to be let go, or were
 
@@ -50,7 +55,13 @@ type seat struct {
 	member member
 	digest string
 	epoch  uint16 // of the plan that it has begun a round under, as far as it has told; 0 = it has told nothing
-	stream int    // number of its newest stream
+
+	stream int           // number of its newest stream
+	deaf   bool          // that one has ended: the rank is gone, at least for the moment, unless it has left
+	back   chan struct{} // of a rank that came back: closed when it may go on
+	round  uint32        // that it began with: not 0 where it came back
+	seq    uint32        // of that round's chunk 0
+	lost   error         // why it cannot take part any more, though it may be there
 
 	heard   hearing  // what it has told of its progress
 	counted counting // its packets at the switch
@@ -59,14 +70,32 @@ type seat struct {
 func newRendezvous(j *job) *rendezvous {
 	return &rendezvous{
 		job: j.spec.Name, id: j.id, seats: make([]*seat, j.spec.Ranks), state: stateWaiting,
+		enough: j.enough(), freeze: make(chan struct{}),
 		ready: make(chan struct{}), over: make(chan struct{}),
 	}
 }
 
-// joined returns the mask of ranks that have joined.
-func (r *rendezvous) joined() (mask uint64) {
+// joined returns the mask of ranks that have joined and are not gone.
+func (r *rendezvous) joined() uint64 {
+	return r.mask(func(*seat) bool { return true }) &^ r.absent()
+}
+
+// absent returns the mask of ranks that were there and are gone, at least for the moment.
+func (r *rendezvous) absent() uint64 { return r.mask(func(s *seat) bool { return s.deaf }) &^ r.left }
+
+// there returns the mask of ranks that can be told something. Those that have left stay until all have.
+func (r *rendezvous) there() uint64 {
+	return r.mask(func(s *seat) bool { return !s.deaf }) &^ r.returning()
+}
+
+// returning returns the mask of ranks that came back and wait to be let in.
+func (r *rendezvous) returning() uint64 {
+	return r.mask(func(s *seat) bool { return !s.deaf && s.back != nil && !closed(s.back) })
+}
+
+func (r *rendezvous) mask(has func(*seat) bool) (mask uint64) {
 	for rank, s := range r.seats {
-		if s != nil {
+		if s != nil && has(s) {
 			mask |= 1 << rank
 		}
 	}
@@ -82,16 +111,11 @@ func (r *rendezvous) reached(rank int, epoch uint16) {
 
 // behind returns the mask of ranks that may need a plan older than epoch: that have not begun a round under it, and so
 // may lack a result of the rounds before. Who has left has them all.
-func (r *rendezvous) behind(epoch uint16) (mask uint64) {
+func (r *rendezvous) behind(epoch uint16) uint64 {
 	if r.ended() {
 		return 0
 	}
-	for rank, s := range r.seats {
-		if s != nil && s.epoch != epoch {
-			mask |= 1 << rank
-		}
-	}
-	return mask &^ r.left
+	return r.mask(func(s *seat) bool { return s.epoch != epoch && !s.deaf }) &^ r.left
 }
 
 // ended reports whether nobody can join any more.
@@ -105,15 +129,24 @@ func (e *seatError) Error() string { return e.msg }
 // join takes a rank's seat. When it was the last one the state becomes installing, or aborted if the ranks do not
 // agree.
 func (r *rendezvous) join(rank int, s seat) error {
-	if r.seats[rank] != nil {
+	comesBack := r.state == stateRunning && r.absent()>>rank&1 != 0
+	if r.seats[rank] != nil && !comesBack {
 		return &seatError{fmt.Sprintf("rank %d of job %q has joined already, from %s; it must leave first, or the job be removed",
 			rank, r.job, r.seats[rank].member.host.IP)}
 	}
 	for other, t := range r.seats {
-		if t != nil && t.member.host.IP == s.member.host.IP && t.member.udpPort == s.member.udpPort {
+		if t != nil && other != rank && t.member.host.IP == s.member.host.IP && t.member.udpPort == s.member.udpPort {
 			return &seatError{fmt.Sprintf("rank %d of job %q receives at %s port %d already; rank %d needs another port",
 				other, r.job, s.member.host.IP, s.member.udpPort, rank)}
 		}
+	}
+	if comesBack {
+		if old := r.seats[rank]; s.digest != old.digest {
+			return &seatError{fmt.Sprintf("rank %d of job %q cannot come back: it has %q, the others have %q", rank, r.job, s.digest, old.digest)}
+		}
+		s.stream, s.back = r.seats[rank].stream, make(chan struct{})
+		r.seats[rank] = &s
+		return nil
 	}
 	r.seats[rank] = &s
 	if slices.Contains(r.seats, nil) {
@@ -128,23 +161,28 @@ func (r *rendezvous) join(rank int, s seat) error {
 }
 
 // reseat gives a rank its seat again that has only lost its stream, of the same incarnation; its older streams no longer
-// count. When the job is over the stream has to say so.
-func (r *rendezvous) reseat(rank int, s seat) (stream int, err error) {
+// count. When the job is over, for all or for this rank, the stream has to say so.
+func (r *rendezvous) reseat(rank int, s seat) error {
 	old := r.seats[rank]
 	switch {
 	case old == nil && r.ended():
-		return 0, nil
+		return nil
 	case old == nil || r.state == stateWaiting || r.state == stateInstalling:
-		return 0, &seatError{fmt.Sprintf("rank %d of job %q cannot come back to what has not begun", rank, r.job)}
+		return &seatError{fmt.Sprintf("rank %d of job %q cannot come back to what has not begun", rank, r.job)}
 	case old.member != s.member:
-		return 0, &seatError{fmt.Sprintf("rank %d of job %q is at %s port %d, not at %s port %d", rank, r.job,
+		return &seatError{fmt.Sprintf("rank %d of job %q is at %s port %d, not at %s port %d", rank, r.job,
 			old.member.host.IP, old.member.udpPort, s.member.host.IP, s.member.udpPort)}
 	case old.digest != s.digest:
-		return 0, &seatError{fmt.Sprintf("rank %d of job %q has %q, not %q", rank, r.job, old.digest, s.digest)}
+		return &seatError{fmt.Sprintf("rank %d of job %q has %q, not %q", rank, r.job, old.digest, s.digest)}
 	}
-	r.awaited &^= 1 << rank
-	old.stream++
-	return old.stream, nil
+	if old.deaf && old.lost == nil && r.recovery != nil && r.recovery.ranks>>rank&1 == 0 {
+		old.lost = fmt.Errorf("the job has recovered without rank %d meanwhile; join anew", rank)
+	}
+	if old.lost == nil {
+		r.awaited &^= 1 << rank
+		old.deaf = false
+	}
+	return nil
 }
 
 // stillAway returns the mask of ranks that are expected back after a restart of the controller.
@@ -204,19 +242,44 @@ func (r *rendezvous) installed() {
 }
 
 // gone tells that a rank is no longer there. Before all have joined its seat is free again; later, unless it left,
-// that is the end for all.
-func (r *rendezvous) gone(rank int) { r.goes(rank, "went away without leaving") }
+// that is the end for all where the others are not enough. Those that wait to be let in are none of them.
+func (r *rendezvous) gone(rank int) {
+	r.goes(rank, "went away without leaving")
+}
 
 // goes is gone, in other words.
 func (r *rendezvous) goes(rank int, how string) {
-	switch {
-	case r.ended() || r.left&(1<<rank) != 0:
-	case r.state == stateWaiting:
-		r.seats[rank] = nil
-	default:
-		r.awaited &^= 1 << rank
-		r.abort(fmt.Errorf("rank %d on host %s %s", rank, r.seats[rank].member.host.Name, how), []uint32{uint32(rank)})
+	s := r.seats[rank]
+	if s == nil || r.ended() {
+		return
 	}
+	if r.state == stateWaiting {
+		r.seats[rank] = nil
+		return
+	}
+	s.deaf = true
+	r.awaited &^= 1 << rank
+	if r.left&(1<<rank) != 0 {
+		return
+	}
+	if n := bits.OnesCount64(r.joined() &^ r.returning()); n >= r.enough {
+		if r.left == r.joined() {
+			r.finish()
+		}
+		return
+	}
+	odd := []uint32{uint32(rank)}
+	err := fmt.Errorf("rank %d on host %s %s", rank, s.member.host.Name, how)
+	if others := r.absent() &^ (1 << rank); others != 0 {
+		err = fmt.Errorf("%w, and without it and rank %s fewer than %d ranks are there", err, policy.FormatMask(others), r.enough)
+		odd = nil
+		for rank := range r.seats {
+			if r.absent()>>rank&1 != 0 {
+				odd = append(odd, uint32(rank))
+			}
+		}
+	}
+	r.abort(err, odd)
 }
 
 // leave tells that a rank has finished. When it was the last one the state becomes finished.
@@ -226,24 +289,19 @@ func (r *rendezvous) leave(rank int) error {
 	}
 	r.left |= 1 << rank
 	if r.state == stateRunning && r.left == r.joined() {
-		r.state = stateFinished
-		close(r.over)
+		r.finish()
 	}
 	return nil
 }
 
-// giveUp tells that a rank cannot go on and will be gone. Before all have joined its seat is free again; later, unless
-// it left, that is the end for all.
-func (r *rendezvous) giveUp(rank int, reason string) {
-	if r.ended() || r.seats[rank] == nil || r.left&(1<<rank) != 0 {
-		return
-	}
-	if r.state == stateWaiting {
-		r.gone(rank)
-		return
-	}
-	r.abort(fmt.Errorf("rank %d on host %s gave up: %s", rank, r.seats[rank].member.host.Name, reason), []uint32{uint32(rank)})
+func (r *rendezvous) finish() {
+	r.state = stateFinished
+	r.recovery.giveUp()
+	close(r.over)
 }
+
+// giveUp tells that a rank cannot go on and will be gone.
+func (r *rendezvous) giveUp(rank int, reason string) { r.goes(rank, "gave up: "+reason) }
 
 // abort ends it for all, with the ranks that caused it.
 func (r *rendezvous) abort(err error, odd []uint32) {
@@ -251,6 +309,7 @@ func (r *rendezvous) abort(err error, odd []uint32) {
 		return
 	}
 	r.state, r.err, r.odd = stateAborted, err, odd
+	r.recovery.giveUp()
 	close(r.over)
 }
 

@@ -436,7 +436,8 @@ func TestPitfall23(t *testing.T) {
 				r := newRoom(t, keptConfig(t), nil)
 				r.ready()
 				job := r.create("train", 4, hybridPolicy())
-				r.joinAll("train", 4)
+				ranks, _ := r.joinAll("train", 4)
+				stations := serveRanks(ranks, job.Id)
 				if restart {
 					r.kill()
 					tt.lose(r)
@@ -454,7 +455,10 @@ func TestPitfall23(t *testing.T) {
 				}
 				r.ready()
 				if restart {
-					r.allBack("train", 4, job.Id)
+					stations = serveRanks(r.allBack("train", 4, job.Id), job.Id)
+				}
+				if tt.want != "" {
+					r.replies(stations)
 				}
 				r.installed()
 				if told := strings.Join(r.life.logged(), "\n"); tt.want == "" && strings.Contains(told, "lost its memory") || !strings.Contains(told, tt.want) {
@@ -474,8 +478,12 @@ func TestPitfall24(t *testing.T) {
 	r := newRoom(t, keptConfig(t), nil)
 	r.ready()
 	job := r.create("train", 4, hybridPolicy())
-	r.joinAll("train", 4)
+	ranks, _ := r.joinAll("train", 4)
 	first := *r
+	for _, k := range ranks {
+		k.room = &first // whatever there is beside it
+	}
+	stations := serveRanks(ranks, job.Id)
 
 	r.live(keptConfig(t)) // knows nothing of the first one
 	r.ready()
@@ -499,6 +507,7 @@ func TestPitfall24(t *testing.T) {
 	if told := strings.Join(first.life.logged(), "\n"); !strings.Contains(told, "reason=\"another controller has removed job train from it\"") {
 		t.Errorf("told %q", told)
 	}
+	first.replies(stations)
 	first.installedOnSwitch()
 	if j := first.job("train"); j.State != "running" || j.Id != job.Id {
 		t.Errorf("job is %v", j)

@@ -162,17 +162,29 @@ func noJob(name string) error {
 
 // Join implements the API.
 func (s *service) Join(req *api.JoinRequest, stream api.Controller_JoinServer) error {
-	meet, number, err := s.c.join(s.ctx, req)
+	l, err := s.c.join(s.ctx, req)
 	if err != nil {
 		return err
 	}
-	defer s.c.gone(meet, int(req.GetRank()), number)
-	ready := meet.ready
+	defer s.c.gone(s.ctx, l)
+	meet, ready := l.meet, l.ready
+	var told uint64 // the last recovery that the rank knows of
 	for {
+		freeze, recovers, lost := s.c.news(l)
+		if lost != nil {
+			return sendAbort(stream, lost, []uint32{req.GetRank()})
+		}
+		if ready == nil && recovers != nil && recovers.Recovery != told {
+			if err := stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Freeze{Freeze: recovers}}); err != nil {
+				return err
+			}
+			told = recovers.Recovery
+		}
 		select {
+		case <-freeze:
 		case <-ready:
 			ready = nil
-			event := s.c.readyEvent(meet)
+			event := s.c.readyEvent(l)
 			if event == nil {
 				continue // the job was removed this very moment: it is over
 			}
@@ -189,36 +201,74 @@ func (s *service) Join(req *api.JoinRequest, stream api.Controller_JoinServer) e
 	}
 }
 
+// listener is a stream to a rank.
+type listener struct {
+	meet   *rendezvous
+	rank   int
+	seat   *seat
+	stream int             // its number
+	ready  <-chan struct{} // closes when the rank may go on
+}
+
+// listener returns the next stream to a rank that has joined.
+func (r *rendezvous) listener(rank int) *listener {
+	s := r.seats[rank]
+	l := &listener{meet: r, rank: rank, seat: s, ready: r.ready}
+	if s == nil {
+		return l // of what is over: the stream says so
+	}
+	s.stream++
+	l.stream = s.stream
+	if s.back != nil {
+		l.ready = s.back
+	}
+	return l
+}
+
+// news returns what a rank has to be told, and a channel that closes when there is more: of a recovery that it takes part
+// in, and why it cannot take part in the job any more.
+func (c *Controller) news(l *listener) (more <-chan struct{}, freeze *api.Freeze, lost error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if rec := l.meet.recovery; rec.underWay() && rec.ranks>>l.rank&1 != 0 {
+		freeze = &api.Freeze{Recovery: rec.number, Reason: rec.reason}
+	}
+	if l.seat != nil {
+		lost = l.seat.lost
+	}
+	return l.meet.freeze, freeze, lost
+}
+
 // join takes a rank's seat in a job, and in a new incarnation of it when the last one has ended. A rank that only lost its
-// stream gets its seat again. stream is the number of the seat's stream.
-func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (_ *rendezvous, stream int, err error) {
+// stream gets its seat again, and one of a quorum job that was gone is let in.
+func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*listener, error) {
 	m, err := c.memberOf(req)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	j, meet := c.intent.jobs[req.GetJob()], c.meets[req.GetJob()]
 	if j == nil {
-		return nil, 0, noJob(req.GetJob())
+		return nil, noJob(req.GetJob())
 	}
 	rank := int(req.GetRank())
 	if rank >= j.spec.Ranks {
-		return nil, 0, invalid("rank", "%d is beyond the ranks 0..%d of job %q", rank, j.spec.Ranks-1, j.spec.Name)
+		return nil, invalid("rank", "%d is beyond the ranks 0..%d of job %q", rank, j.spec.Ranks-1, j.spec.Name)
 	}
 	s := seat{member: m, digest: req.GetDigest()}
 	if id := req.GetId(); id != 0 {
 		if id != uint32(meet.id) {
-			return nil, 0, status.Errorf(codes.Aborted, "job %q has begun anew without this rank", meet.job)
+			return nil, status.Errorf(codes.Aborted, "job %q has begun anew without this rank", meet.job)
 		}
-		if stream, err = meet.reseat(rank, s); err != nil {
-			return nil, 0, apiError(err)
+		if err := meet.reseat(rank, s); err != nil {
+			return nil, apiError(err)
 		}
 		c.log.Info("rank is back", "job", meet.job, "rank", rank, "host", m.host.Name, "still_away", policy.FormatMask(meet.stillAway()))
-		return meet, stream, nil
+		return meet.listener(rank), nil
 	}
-	if meet.stillAway()>>rank&1 != 0 {
-		meet.goes(rank, "was started anew") // whoever was this rank would have come with the id
+	if meet.stillAway()>>rank&1 != 0 { // whoever was this rank would have come with the id
+		c.lose(ctx, meet, rank, func() { meet.goes(rank, "was started anew") })
 	}
 	if meet.ended() {
 		c.intent.renew(j)
@@ -227,14 +277,17 @@ func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (_ *rendezv
 		c.log.Info("job begins anew", "job", j.spec.Name, "id", j.id)
 	}
 	if err := meet.join(rank, s); err != nil {
-		return nil, 0, apiError(err)
+		return nil, apiError(err)
 	}
 	c.log.Info("rank joined", "job", j.spec.Name, "rank", rank, "host", m.host.Name, "udp_port", m.udpPort)
 	if meet.state == stateInstalling {
 		j.members = meet.members()
 		c.running.Go(func() { c.install(ctx, meet) })
 	}
-	return meet, 0, nil
+	if meet.returning()>>rank&1 != 0 {
+		c.recover(ctx, j, fmt.Sprintf("rank %d comes back", rank))
+	}
+	return meet.listener(rank), nil
 }
 
 // memberOf finds the host that a rank says it is on.
@@ -289,27 +342,43 @@ func (c *Controller) install(ctx context.Context, meet *rendezvous) {
 	}
 }
 
-// gone tells a rendezvous that a rank's stream has ended, unless the rank has another one by now. That all streams end with
-// the controller says nothing of the ranks: they are expected back.
-func (c *Controller) gone(meet *rendezvous, rank, stream int) {
+// gone tells a rendezvous that a stream to a rank has ended, unless there is a newer one. That all streams end with the
+// controller says nothing of the ranks: they are expected back.
+func (c *Controller) gone(ctx context.Context, l *listener) {
 	c.mu.Lock()
-	s, before := meet.seats[rank], meet.ended()
-	if s != nil && s.stream == stream && !c.stopping {
-		meet.gone(rank)
+	over := l.meet.ended()
+	if l.seat != nil && l.meet.seats[l.rank] == l.seat && l.seat.stream == l.stream && !c.stopping {
+		c.lose(ctx, l.meet, l.rank, func() { l.meet.gone(l.rank) })
 	}
-	aborted := meet.ended() && !before
+	ends := l.meet.ended() && !over
 	c.mu.Unlock()
-	if aborted {
-		c.log.Warn("job aborted", "job", meet.job, "rank", rank, "err", meet.err)
+	if ends {
 		c.trySave()
 	}
 }
 
+// lose carries out how a rank goes away, and what that means for the others. c.mu is held.
+func (c *Controller) lose(ctx context.Context, meet *rendezvous, rank int, goes func()) {
+	over := meet.ended()
+	goes()
+	rec := meet.recovery
+	switch j := c.intent.byID(meet.id); {
+	case over:
+	case meet.ended():
+		c.log.Warn("job is over", "job", meet.job, "rank", rank, "state", meet.state, "err", meet.err)
+	case j != nil && rec.underWay() && (rec.ranks|rec.back)>>rank&1 != 0:
+		c.recover(ctx, j, rec.reason) // without it
+	case meet.state == stateRunning && meet.absent()>>rank&1 != 0:
+		c.log.Warn("rank is gone; the others go on", "job", meet.job, "rank", rank, "gone", policy.FormatMask(meet.absent()))
+	}
+	c.links.announce() // a change of plan may have waited for it
+}
+
 // readyEvent returns what the ranks of a job have to know, or nil when the incarnation is no more.
-func (c *Controller) readyEvent(meet *rendezvous) *api.Ready {
+func (c *Controller) readyEvent(l *listener) *api.Ready {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	j := c.intent.byID(meet.id)
+	j := c.intent.byID(l.meet.id)
 	if j == nil {
 		return nil
 	}
@@ -321,6 +390,8 @@ func (c *Controller) readyEvent(meet *rendezvous) *api.Ready {
 		MaxChunks:  j.chunks(),
 		ServiceIp:  c.cfg.Service.IP.String(),
 		ServiceMac: c.cfg.Service.MAC.String(),
+		Round:      l.seat.round,
+		Seq:        l.seat.seq,
 
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),
@@ -335,12 +406,16 @@ func (c *Controller) farewell(meet *rendezvous, stream api.Controller_JoinServer
 	if err == nil {
 		return nil
 	}
-	return stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Abort{Abort: &api.Abort{Reason: err.Error(), Ranks: odd}}})
+	return sendAbort(stream, err, odd)
+}
+
+func sendAbort(stream api.Controller_JoinServer, why error, odd []uint32) error {
+	return stream.Send(&api.JoinEvent{Event: &api.JoinEvent_Abort{Abort: &api.Abort{Reason: why.Error(), Ranks: odd}}})
 }
 
 // Leave implements the API.
 func (s *service) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveReply, error) {
-	meet, err := s.c.leave(req)
+	meet, err := s.c.leave(s.ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -363,7 +438,7 @@ func (s *service) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveR
 	return &api.LeaveReply{}, nil
 }
 
-func (c *Controller) leave(req *api.LeaveRequest) (*rendezvous, error) {
+func (c *Controller) leave(ctx context.Context, req *api.LeaveRequest) (*rendezvous, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	meet := c.meets[req.GetJob()]
@@ -377,8 +452,9 @@ func (c *Controller) leave(req *api.LeaveRequest) (*rendezvous, error) {
 		return nil, status.Errorf(codes.Aborted, "job %q has begun anew without this rank", meet.job)
 	}
 	if reason := req.GetError(); reason != "" {
-		meet.giveUp(int(req.GetRank()), reason)
-		c.log.Warn("rank gave up", "job", meet.job, "rank", req.GetRank(), "err", reason)
+		rank := int(req.GetRank())
+		c.log.Warn("rank gave up", "job", meet.job, "rank", rank, "err", reason)
+		c.lose(ctx, meet, rank, func() { meet.giveUp(rank, reason) })
 		return meet, nil
 	}
 	if err := meet.leave(int(req.GetRank())); err != nil {
@@ -404,6 +480,8 @@ func (c *Controller) describe(j *job) *api.Job {
 		Explanation: j.decision.Explanation,
 		Joined:      meet.joined(),
 		Left:        meet.left,
+		Gone:        meet.absent(),
+		Recovery:    meet.recovery.describe(),
 		State:       string(meet.state),
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),

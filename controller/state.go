@@ -102,6 +102,7 @@ type savedSeat struct {
 	UDPPort uint16     `yaml:"udp_port"`
 	Digest  string     `yaml:"digest"`
 	Epoch   uint16     `yaml:"epoch"` // that it has begun a round under
+	Round   uint32     `yaml:"round"` // that it began with
 }
 
 var stageNames = map[stage]string{stageBeside: "beside", stageArmed: "armed", stageRetiring: "retiring"}
@@ -184,7 +185,7 @@ func saveJob(j *job, meet *rendezvous) savedJob {
 	if s.State != stateWaiting && j.members != nil {
 		for _, seat := range meet.seats {
 			s.Seats = append(s.Seats, savedSeat{
-				IP: seat.member.host.IP, UDPPort: seat.member.udpPort, Digest: seat.digest, Epoch: seat.epoch,
+				IP: seat.member.host.IP, UDPPort: seat.member.udpPort, Digest: seat.digest, Epoch: seat.epoch, Round: seat.round,
 			})
 		}
 	}
@@ -330,7 +331,7 @@ func (s *savedJob) meet(in *intent, j *job) (*rendezvous, error) {
 			if i < 0 {
 				return nil, fmt.Errorf("its rank %d is at %s, which is none of the configured hosts", rank, saved.IP)
 			}
-			r.seats[rank] = &seat{member: member{in.cfg.Hosts[i], saved.UDPPort}, digest: saved.Digest, epoch: saved.Epoch}
+			r.seats[rank] = &seat{member: member{in.cfg.Hosts[i], saved.UDPPort}, digest: saved.Digest, epoch: saved.Epoch, round: saved.Round}
 		}
 		j.members = r.members()
 	}

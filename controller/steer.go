@@ -203,7 +203,9 @@ func (c *Controller) missRanks(ctx context.Context) {
 		for away := meet.stillAway(); away != 0; away &= meet.stillAway() {
 			rank := bits.TrailingZeros64(away)
 			c.log.Warn("rank has not come back", "job", meet.job, "rank", rank)
-			meet.goes(rank, fmt.Sprintf("has not come back within %v after the controller was restarted", c.grace))
+			c.lose(ctx, meet, rank, func() {
+				meet.goes(rank, fmt.Sprintf("has not come back within %v after the controller was restarted", c.grace))
+			})
 		}
 	}
 	c.mu.Unlock()

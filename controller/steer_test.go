@@ -248,7 +248,10 @@ func (r *room) installed() {
 	for _, a := range r.agents {
 		a.mu.Lock()
 		for key, p := range a.plans {
-			got[key] = serverPlan{ranks: p.Ranks, chunks: p.Chunks, rounds: p.Rounds, next: uint16(p.NextEpoch)}
+			got[key] = serverPlan{
+				ranks: p.Ranks, chunks: p.Chunks, rounds: p.Rounds, next: uint16(p.NextEpoch),
+				quorum: p.Quorum, waitUS: p.WaitUs, async: p.Async, staleness: p.Staleness,
+			}
 		}
 		a.mu.Unlock()
 	}
@@ -444,38 +447,40 @@ func TestSteerBeforeTheStart(t *testing.T) {
 	r.installed()
 }
 
-// TestSwitchRestartsDuringAChange: both plans are programmed anew, and the change goes on.
+// TestSwitchRestartsDuringAChange: the recovery takes the change to its end, under an epoch after it, whether or not
+// ranks are in it already.
 func TestSwitchRestartsDuringAChange(t *testing.T) {
 	r := newRoom(t, testConfig(), nil)
 	r.ready()
 	job := r.create("train", 4, &api.Policy{Pool: 16})
-	ranks, _ := r.joinAll("train", 4)
-	if _, err := r.steer("train", steered["hybrid"]); err != nil {
-		t.Fatal(err)
-	}
-	restart := func() {
-		r.sw.Stop()
-		r.until("the switch is missed", func() bool {
-			reply, err := r.client.Status(r.context(), &api.StatusRequest{})
-			return err == nil && !reply.Switch.Ready
-		})
-	}
-	restart()
-	r.sw.Start()
-	r.ready()
-	r.installed()
-	restart()
-	for _, k := range ranks {
-		if err := k.report(job.Id, 2); err != nil {
+	stations := r.serveAll(job, nil)
+	for i, reported := range []int{0, 2, 4} {
+		epoch := uint32(1 + 2*i)
+		ch, err := r.steer("train", []policy.Static{steered["hybrid"], steered["server"], steered["switch"]}[i])
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	r.sw.Start()
-	r.ready()
-	r.until("the change is over", func() bool { return r.job("train").Change == nil })
-	r.installed()
-	if j := r.job("train"); j.Epoch != 2 || j.State != "running" {
-		t.Errorf("job is %v", j)
+		restart := func() {
+			r.sw.Stop()
+			r.until("the switch is missed", func() bool {
+				reply, err := r.client.Status(r.context(), &api.StatusRequest{})
+				return err == nil && !reply.Switch.Ready
+			})
+		}
+		restart()
+		for _, s := range stations[:reported] {
+			if err := s.report(job.Id, epoch+1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.sw.Start()
+		r.replies(stations)
+		r.ready()
+		r.until("the change is over", func() bool { return r.job("train").Change == nil })
+		r.installed()
+		if j := r.job("train"); j.Epoch != epoch+2 || j.State != "running" || j.Cohort != ch.Change.Cohort || !slices.Equal(j.Servers, ch.Change.Servers) {
+			t.Errorf("job is %v, want what was announced: %v", j, ch)
+		}
 	}
 }
 

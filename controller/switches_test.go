@@ -94,7 +94,7 @@ func testSwitch(t *testing.T, address string) {
 			t.Fatal(err)
 		}
 		for rank := range uint32(4) {
-			if _, _, err := c.join(ctx, &api.JoinRequest{Job: "a", Rank: rank, Ip: cfg.Hosts[rank].IP.String(), UdpPort: 19860}); err != nil {
+			if _, err := c.join(ctx, &api.JoinRequest{Job: "a", Rank: rank, Ip: cfg.Hosts[rank].IP.String(), UdpPort: 19860}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -69,7 +69,12 @@ type Plan struct {
 	Return, ReturnSeq uint32
 	// CanReturn is false while there are RESULTs of rounds whose all-reduces nobody who is there has begun.
 	CanReturn bool
+
+	next uint32
 }
+
+// Complete reports whether nothing has to be summed again: every round that has begun has all its RESULTs.
+func (p *Plan) Complete() bool { return p.Round == p.next }
 
 // BehindError is a rank that lacks a RESULT which others had, and which nobody has kept. In a quorum job it has fallen
 // behind too far; otherwise somebody has broken the rules.
@@ -138,7 +143,7 @@ func Make(states map[int]State) (Plan, error) {
 			first = s.First
 		}
 	}
-	p := Plan{Restart: Restart{Round: next, Seq: seq}, Return: boundary, ReturnSeq: seq, CanReturn: true}
+	p := Plan{Restart: Restart{Round: next, Seq: seq}, Return: boundary, ReturnSeq: seq, CanReturn: true, next: next}
 	for r := next - 1; !wire.SerialLess(r, first); r-- { // of the rounds that somebody needs and somebody has begun
 		i, ok := search(known, r)
 		if ok && known[i].Full() {

@@ -36,7 +36,7 @@ func TestMake(t *testing.T) {
 			},
 			Plan{
 				Restart: Restart{Round: 7, Seq: 30}, HandOver: map[int][]ChunkID{}, Lacks: map[int][]ChunkID{},
-				Return: 7, ReturnSeq: 30, CanReturn: true,
+				Return: 7, ReturnSeq: 30, CanReturn: true, next: 7,
 			},
 		},
 		{
@@ -50,7 +50,7 @@ func TestMake(t *testing.T) {
 				Restart:  Restart{Round: last, Seq: 7, Finals: []Held{held(last, 3, 0, 1), held(0, 4)}},
 				HandOver: map[int][]ChunkID{0: {{last, 1}}, 1: {{last, 0}}},
 				Lacks:    map[int][]ChunkID{0: {{last, 0}}, 1: {{last, 1}}},
-				Return:   1, ReturnSeq: 12, CanReturn: true,
+				Return:   1, ReturnSeq: 12, CanReturn: true, next: 1,
 			},
 		},
 		{
@@ -62,7 +62,7 @@ func TestMake(t *testing.T) {
 			Plan{
 				Restart:  Restart{Round: 2, Seq: 2, Finals: []Held{held(3, 1, 0)}},
 				HandOver: map[int][]ChunkID{0: {{3, 0}}}, Lacks: map[int][]ChunkID{1: {{3, 0}}},
-				Return: 2, ReturnSeq: 2,
+				Return: 2, ReturnSeq: 2, next: 2,
 			},
 		},
 	} {

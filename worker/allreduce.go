@@ -243,7 +243,7 @@ func (w *Worker) linkError(verb string, err error) error {
 // overdue says that the oldest all-reduce under way takes too long.
 func (w *Worker) overdue(now time.Duration) error {
 	late := w.endpoint.Overdue(now)
-	late.Service, late.Err = w.service, w.linkErr
+	late.Service, late.Err, late.Recovering = w.service, w.linkErr, w.recovering
 	return late
 }
 

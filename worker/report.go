@@ -17,10 +17,13 @@ const (
 	reportTimeout  = 5 * time.Second        // of one call
 	reportBackoff  = 100 * time.Millisecond // before a report that failed is tried again, doubling
 	reportInterval = 5 * time.Second        // up to this
+	// progressInterval is how often a worker tells how far it is.
+	progressInterval = time.Second
 )
 
 // reporter tells the controller under which plan this worker's rounds run, so that the controller knows when nobody
-// needs an older plan any more. It does so beside the all-reduces, which never wait for it.
+// needs an older plan any more, and how far the worker is, for whoever asks why the job waits. It does so beside the
+// all-reduces, which never wait for it.
 type reporter struct {
 	newest uint16      // epoch that was last handed over; of the driver
 	epochs chan uint16 // the newest epoch that is not reported yet
@@ -47,10 +50,17 @@ func (r *reporter) note(epoch uint16) {
 // run reports until the session ends. What the controller refuses for good is not tried again; it concerns nobody then.
 func (r *reporter) run(w *Worker) {
 	defer close(r.done)
+	tick := time.NewTicker(progressInterval)
+	defer tick.Stop()
 	for {
 		select {
 		case epoch := <-r.epochs:
 			r.report(w, epoch)
+		case <-tick.C:
+			if err := r.call(w, 0); refused(err) {
+				w.log.Debug("controller does not hear of progress", "err", err)
+				tick.Stop()
+			}
 		case <-w.ctx.Done():
 			return
 		}
@@ -69,10 +79,10 @@ func (r *reporter) report(w *Worker, epoch uint16) {
 			return
 		}
 		err := r.call(w, epoch)
-		switch status.Code(err) {
-		case codes.OK:
+		switch {
+		case err == nil:
 			return
-		case codes.NotFound, codes.FailedPrecondition, codes.InvalidArgument, codes.Unimplemented:
+		case refused(err):
 			w.log.Warn("controller refuses to hear of a change of plan", "epoch", epoch, "err", err)
 			return
 		}
@@ -81,11 +91,32 @@ func (r *reporter) report(w *Worker, epoch uint16) {
 	}
 }
 
+// refused reports whether a controller does not take a report for good.
+func refused(err error) bool {
+	switch status.Code(err) {
+	case codes.NotFound, codes.FailedPrecondition, codes.InvalidArgument, codes.Unimplemented:
+		return true
+	}
+	return false
+}
+
+// call makes one report. epoch is 0 where it only tells how far the worker is.
 func (r *reporter) call(w *Worker, epoch uint16) error {
 	ctx, cancel := context.WithTimeout(w.ctx, reportTimeout)
 	defer cancel()
 	_, err := w.client.Report(ctx, &api.ReportRequest{
-		Job: w.job, Rank: uint32(w.rank), Id: w.ready.Job, Epoch: uint32(epoch),
+		Job: w.job, Rank: uint32(w.rank), Id: w.ready.Job, Epoch: uint32(epoch), Progress: w.progress(),
 	})
 	return err
+}
+
+// progress returns how far the worker is.
+func (w *Worker) progress() *api.Progress {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.endpoint.Progress(w.now())
+	return &api.Progress{
+		Waiting: len(w.pending) > 0, Round: p.Round, ChunksLeft: uint32(p.Left), Chunk: p.Chunk, Missing: p.Missing,
+		AtServer: p.Server, ForUs: uint64(p.For.Microseconds()), Key: p.Key,
+	}
 }

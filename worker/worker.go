@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/bits"
 	"net"
@@ -15,7 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -59,6 +57,7 @@ type Round = transport.Round
 type Worker struct {
 	rank    int
 	job     string
+	digest  string
 	ready   *api.Ready
 	client  api.ControllerClient
 	link    Link
@@ -90,6 +89,11 @@ type Worker struct {
 	linkErr  error      // the link's last, since an all-reduce was begun
 	linkLoss uint64
 	batch    [][]byte
+
+	recovery       uint64 // number of the last recovery
+	recovering     string // why the job recovers; empty = it does not
+	giveUpRecovery context.CancelFunc
+	recoveries     sync.WaitGroup
 }
 
 // maxDepth is the largest depth that a job can have.
@@ -116,6 +120,8 @@ func Join(ctx context.Context, client api.ControllerClient, cfg Config, opts ...
 		batch:   make([][]byte, 0, batchSize),
 		bufs:    make([][]byte, batchSize),
 		sizes:   make([]int, batchSize),
+
+		giveUpRecovery: func() {},
 	}
 	for i := range w.bufs {
 		w.bufs[i] = make([]byte, wire.MaxLen+1) // one more shows what is too long
@@ -139,14 +145,8 @@ func (w *Worker) join(ctx context.Context, cfg Config) error {
 	}
 	stop := context.AfterFunc(ctx, func() { w.end(context.Cause(ctx)) })
 	defer stop()
-	local := w.link.LocalAddr()
-	events, err := w.client.Join(w.ctx, &api.JoinRequest{
-		Job:     cfg.Job,
-		Rank:    uint32(cfg.Rank),
-		Ip:      local.Addr().String(),
-		UdpPort: uint32(local.Port()),
-		Digest:  digest(cfg.Plan),
-	})
+	w.digest = digest(cfg.Plan)
+	events, err := w.client.Join(w.ctx, w.joinRequest())
 	if err != nil {
 		return w.rpcError(err)
 	}
@@ -174,6 +174,13 @@ func (w *Worker) join(ctx context.Context, cfg Config) error {
 	go w.drive()
 	context.AfterFunc(w.ctx, w.link.Wake)
 	return nil
+}
+
+func (w *Worker) joinRequest() *api.JoinRequest {
+	local := w.link.LocalAddr()
+	return &api.JoinRequest{
+		Job: w.job, Rank: uint32(w.rank), Ip: local.Addr().String(), UdpPort: uint32(local.Port()), Digest: w.digest,
+	}
 }
 
 // digest is what all ranks must agree on.
@@ -252,28 +259,6 @@ func (w *Worker) setUp() error {
 		Observe:   w.observe,
 	})
 	return nil
-}
-
-// listen waits for the controller to end the job.
-func (w *Worker) listen(events grpc.ServerStreamingClient[api.JoinEvent]) {
-	defer close(w.stream)
-	for {
-		event, err := events.Recv()
-		switch {
-		case w.ctx.Err() != nil, w.failing.Load(), err != nil && w.leaving.Load():
-			return
-		case err != nil:
-			// A controller that restarts does no harm to a running job. If it does not come back, Leave says so.
-			if errors.Is(err, io.EOF) {
-				err = errors.New("the controller closed the stream")
-			}
-			w.log.Warn("lost the controller; going on without it", "err", err)
-			return
-		case event.GetAbort() != nil:
-			w.end(aborted(event.GetAbort()))
-			return
-		}
-	}
 }
 
 func aborted(a *api.Abort) *AbortError {
@@ -383,6 +368,7 @@ func (w *Worker) Close() error {
 	w.end(ErrLeft)
 	<-w.stream
 	<-w.reports.done
+	w.recoveries.Wait()
 	<-w.driven // all-reduces under way end first
 	return w.link.Close()
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"xagg/agg"
+	"xagg/recovery"
 	"xagg/wire"
 	"xagg/worker/scale"
 )
@@ -103,6 +104,11 @@ type Endpoint struct {
 	kept  []*round // finished, ascending: their RESULTs may be asked for (docs/protocol.md, "Recovery")
 	free  []*round // for their memory
 
+	frozen bool                        // between Freeze and Resume
+	finals []recovery.Held             // of rounds that have not begun, ascending: chunks whose RESULT was handed over
+	given  map[recovery.ChunkID][]byte // those
+	idle   time.Duration               // since when no call is under way, where none is
+
 	last   Info   // of the call that was done last
 	newest uint32 // number of the newest round of which a RESULT was seen
 	answer wire.Packet
@@ -176,6 +182,7 @@ func New(cfg Config) *Endpoint {
 		}),
 		newest:  cfg.Round - 1,
 		tensors: map[tensorKey]*tensor{},
+		given:   map[recovery.ChunkID][]byte{},
 	}
 }
 
@@ -231,7 +238,7 @@ func (e *Endpoint) begin(now time.Duration, c *Call) (*Call, error) {
 
 // advance begins the rounds that may begin.
 func (e *Endpoint) advance(now time.Duration) error {
-	for e.begun < len(e.calls) && e.window.MayBegin() {
+	for !e.frozen && e.begun < len(e.calls) && e.window.MayBegin() {
 		c := e.calls[e.begun]
 		if !c.started {
 			if c.tensor.user != nil {
@@ -241,18 +248,28 @@ func (e *Endpoint) advance(now time.Duration) error {
 				return err
 			}
 		}
+		if c.listen {
+			if err := e.overhear(c); err != nil {
+				return err
+			}
+		}
 		switch {
 		case c.listen, c.scout && c.rounds > 0:
 			return nil
 		case c.scout:
-			e.beginRound(now, c, vector{scout: true}, 0)
+			if err := e.beginRound(now, c, vector{scout: true}, 0); err != nil {
+				return err
+			}
 		default:
-			to := min(c.next+e.longest(), c.vec.len())
-			e.beginRound(now, c, c.vec.slice(c.next, to), c.next)
+			offset, to := c.next, min(c.next+e.longest(), c.vec.len())
 			if c.next = to; to == c.vec.len() {
 				e.begun++
 			}
+			if err := e.beginRound(now, c, c.vec.slice(offset, to), offset); err != nil {
+				return err
+			}
 		}
+		e.account(now) // a round may have begun with all its RESULTs
 	}
 	return nil
 }
@@ -355,11 +372,16 @@ func (e *Endpoint) hear(now time.Duration, payload []byte) error {
 	if c == nil || p.Round != e.window.NextRound() {
 		return nil
 	}
-	c.listen = false
-	if c.scout = p.Elems == 0; !c.scout {
-		c.info.Exponent = p.Exponent
-	}
+	c.heard(&p.Header)
 	return e.advance(now)
+}
+
+// heard has a call that listens do as the header of a RESULT of its first round says.
+func (c *Call) heard(h *wire.Header) {
+	c.listen = false
+	if c.scout = h.Elems == 0; !c.scout {
+		c.info.Exponent = h.Exponent
+	}
 }
 
 // scaled fixes the exponent of a call from what is known of the tensor; what its RESULTs say is for the next.
@@ -372,13 +394,16 @@ func (e *Endpoint) scaled(c *Call) {
 func (e *Endpoint) longest() int { return e.cfg.MaxChunks * wire.MaxLanes }
 
 // beginRound begins a round of a call: that of vec, which lies at an offset of the call's vector.
-func (e *Endpoint) beginRound(now time.Duration, c *Call, vec vector, offset int) {
+func (e *Endpoint) beginRound(now time.Duration, c *Call, vec vector, offset int) error {
 	r := e.newRound()
-	r.begin(now, c, vec, offset)
+	if err := r.begin(now, c, vec, offset); err != nil {
+		return err
+	}
 	if c.rounds++; c.info.Rounds == 0 && c.rounds == 1 {
 		c.info.Round = r.header.Round
 	}
 	e.live = append(e.live, r)
+	return e.receiveGiven(r)
 }
 
 // newRound returns a round whose memory may have been another's.
@@ -395,7 +420,7 @@ func (e *Endpoint) newRound() *round {
 // sent; the caller sends them before the next call of a method, which may change them. As long as the batch was filled
 // there may be more.
 func (e *Endpoint) Due(now time.Duration, batch [][]byte) [][]byte {
-	for len(batch) < cap(batch) {
+	for !e.frozen && len(batch) < cap(batch) {
 		s, ok := e.window.Next(now)
 		if !ok {
 			break
@@ -408,7 +433,7 @@ func (e *Endpoint) Due(now time.Duration, batch [][]byte) [][]byte {
 // Deadline returns the time at which Due must be asked again if nothing arrives before; false when nothing is
 // outstanding. It is asked after Due has returned all that was due.
 func (e *Endpoint) Deadline() (time.Duration, bool) {
-	if len(e.live) == 0 {
+	if e.frozen || len(e.live) == 0 {
 		return 0, false
 	}
 	return e.window.Deadline()
@@ -428,6 +453,9 @@ func (e *Endpoint) round(number uint32) *round {
 // Take handles a payload that arrived at time now from the service address. It does not keep it. An error, an
 // [IntegrityError] or a [RefusedError], ends the all-reduces.
 func (e *Endpoint) Take(now time.Duration, payload []byte) error {
+	if e.frozen {
+		return nil
+	}
 	p := &e.answer
 	if err := wire.DecodeHeader(payload, &p.Header); err != nil {
 		e.stats.Malformed++
@@ -451,10 +479,15 @@ func (e *Endpoint) Take(now time.Duration, payload []byte) error {
 	if err := r.take(now, payload); err != nil {
 		return err
 	}
+	e.account(now)
+	return e.advance(now)
+}
+
+// account accounts for the oldest rounds, as far as they have ended.
+func (e *Endpoint) account(now time.Duration) {
 	for len(e.live) > 0 && e.live[0].left == 0 {
 		e.finishRound(now)
 	}
-	return e.advance(now)
 }
 
 // finishRound accounts for the oldest round, which has ended.
@@ -503,6 +536,7 @@ func (e *Endpoint) finishRound(now time.Duration) {
 		i.Behind = int(max(0, int32(e.newest-r.header.Round)))
 		c.done = true
 		c.tensor.user = nil
+		e.idle = now
 		e.last = c.info
 		e.calls = e.calls[:copy(e.calls, e.calls[1:])]
 		e.begun--

@@ -46,15 +46,19 @@ type DeadlineError struct {
 	// Unknown is why an aggregator refused the last contribution that was answered, if that was because it does not have
 	// the job's plan: ReasonUnknownJob or ReasonEpoch.
 	Unknown wire.Reason
-	Service string        // the service address
-	Waited  time.Duration // since the all-reduce began
-	Err     error         // last error of the link, if any
+	// Recovering is why the job recovers, if it does.
+	Recovering string
+	Service    string        // the service address
+	Waited     time.Duration // since the all-reduce began
+	Err        error         // last error of the link, if any
 }
 
 func (e *DeadlineError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rank %d waited %v ", e.Rank, e.Waited.Round(time.Millisecond))
 	switch {
+	case e.Recovering != "":
+		fmt.Fprintf(&b, "for the job to recover: %s; see with 'xagg status' what that waits for", e.Recovering)
 	case e.Unknown != wire.ReasonNone:
 		fmt.Fprintf(&b, "for the switch or a server to get the job's plan back (%v): it was restarted, or the job was removed; "+
 			"see with 'xagg status'", e.Unknown)

@@ -79,18 +79,24 @@ type tally struct {
 }
 
 // begin starts a round at time now.
-func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) {
+func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) error {
 	e := r.e
 	r.call, r.vec, r.offset = c, vec, offset
-	r.chunks = uint32(max(1, (vec.len()+wire.MaxLanes-1)/wire.MaxLanes))
+	r.chunks = chunksOf(vec.len())
 	r.left = r.chunks
 	r.header = wire.Header{
 		Type: wire.TypeGrad, Job: e.cfg.Job, Rank: uint8(e.cfg.Rank), Contributors: 1 << e.cfg.Rank,
 		Exponent: c.info.Exponent, Amax: c.amax,
 	}
-	if c.silent {
+	missing, some, err := e.foreseen(r.chunks)
+	switch {
+	case err != nil:
+		return err
+	case some:
+		r.header.Round, r.header.Epoch = e.window.BeginPart(now, missing, c.silent)
+	case c.silent:
 		r.header.Round, r.header.Epoch = e.window.Listen(now, r.chunks)
-	} else {
+	default:
 		r.header.Round, r.header.Epoch = e.window.Begin(now, r.chunks)
 	}
 	if n := int(r.chunks); n > len(r.taken) {
@@ -107,7 +113,11 @@ func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) {
 			r.masks = slices.Grow(r.masks[:0], int(r.chunks))[:r.chunks]
 		}
 	}
+	return nil
 }
+
+// chunksOf returns the number of chunks of a round of so many elements.
+func chunksOf(elems int) uint32 { return uint32(max(1, (elems+wire.MaxLanes-1)/wire.MaxLanes)) }
 
 // payload returns the bytes of a chunk.
 func (r *round) payload(chunk uint32) []byte {
