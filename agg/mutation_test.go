@@ -329,7 +329,6 @@ var mutants = []mutant{
 	{"window: quorum", "window.go", "bits.OnesCount64(ranks) >= w.cfg.Quorum", "true"},
 	{"window: quorum of the job's ranks", "window.go", "ranks&^w.cfg.Ranks == 0 && ", ""},
 	{"window: what was not sent is in no RESULT", "window.go", "(h.Type != wire.TypeResult || mine)", "h.Type != wire.TypeResult"},
-	{"window: only a RESULT is for what was not sent", "window.go", "(h.Type != wire.TypeResult || mine)", "mine"},
 	{"window: quorum asks when the timer runs out", "window.go", "	if w.cfg.Quorum > 0 {\n		w.again(i)\n		return\n	}\n", ""},
 	{"window: quorum asks more and more rarely", "window.go", "		c.due = now + w.patience(c) // nobody", "		// nobody"},
 	{"window: quorum asks when a chunk may be closed", "window.go", "			c.due = now + max(open, w.rtt.srtt)\n", ""},

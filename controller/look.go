@@ -155,7 +155,7 @@ func (c *Controller) look(ctx context.Context, t *target) (look, error) {
 		slots = slots[:lookLimit]
 		l.blind[atSwitch] = fmt.Sprintf("%d of the job's %d slots were read, which is as many as are read at once", lookLimit, n)
 	}
-	first := c.glance(ctx, t, slots)
+	first := c.glance(ctx, t, slots, nil)
 	seen := make(map[sightKey]bool)
 	var again []slotIndex
 	for _, s := range first.chunks {
@@ -174,7 +174,7 @@ func (c *Controller) look(ctx context.Context, t *target) (look, error) {
 	case <-ctx.Done():
 		return l, ctx.Err()
 	}
-	second := c.glance(ctx, t, again)
+	second := c.glance(ctx, t, again, first.blind)
 	elapsed := time.Since(l.began)
 	for _, s := range second.chunks {
 		if seen[s.key()] {
@@ -190,8 +190,9 @@ func (c *Controller) look(ctx context.Context, t *target) (look, error) {
 	return l, ctx.Err()
 }
 
-// glance asks all devices of a job once: the switch for the slots given, and the servers.
-func (c *Controller) glance(ctx context.Context, t *target, slots []slotIndex) look {
+// glance asks the devices of a job once: the switch for the slots given, and the servers; not those that have not answered
+// before.
+func (c *Controller) glance(ctx context.Context, t *target, slots []slotIndex, silent map[string]string) look {
 	l := look{blind: make(map[string]string)}
 	var mu sync.Mutex
 	var asking sync.WaitGroup
@@ -207,11 +208,16 @@ func (c *Controller) glance(ctx context.Context, t *target, slots []slotIndex) l
 			l.counts = counts
 		}
 	}
-	asking.Go(func() {
-		chunks, counts, err := c.readSwitch(ctx, t, slots)
-		note(atSwitch, chunks, counts, err)
-	})
+	if silent[atSwitch] == "" {
+		asking.Go(func() {
+			chunks, counts, err := c.readSwitch(ctx, t, slots)
+			note(atSwitch, chunks, counts, err)
+		})
+	}
 	for _, name := range t.servers() {
+		if silent[name] != "" {
+			continue
+		}
 		asking.Go(func() {
 			chunks, err := c.readServer(ctx, t, name)
 			note(name, chunks, nil, err)

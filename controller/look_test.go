@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -350,8 +351,8 @@ func TestProgressIsNoEpoch(t *testing.T) {
 	}
 }
 
-// TestLookIsBounded: however many slots a job has, so many are read and no more, and the reply says so.
-func TestLookIsBounded(t *testing.T) {
+// TestPitfall42: however many slots a job has, so many packet-ins are asked for and no more, and the reply says so.
+func TestPitfall42(t *testing.T) {
 	var mu sync.Mutex
 	asked := 0
 	s := &stalledJob{sw: agg.NewSwitch(4096)}
@@ -374,5 +375,33 @@ func TestLookIsBounded(t *testing.T) {
 	defer mu.Unlock()
 	if asked != lookLimit || len(reply.Unreachable) != 1 || !strings.Contains(reply.Unreachable[0], "1024 of the job's 2048 slots") {
 		t.Errorf("%d slots were asked for: %v", asked, reply)
+	}
+}
+
+// TestSwitchFallsSilent: a switch that is connected and answers no question is not all right, and nobody waits for it twice.
+func TestSwitchFallsSilent(t *testing.T) {
+	var silent atomic.Bool
+	reads := 0
+	r := newRoom(t, testConfig(), func(r *room) {
+		r.sw.OnPacketOut = (&stalledJob{sw: agg.NewSwitch(4096)}).answerCtrl
+		r.sw.OnRead = func() error {
+			if !silent.Load() {
+				return nil
+			}
+			reads++
+			return status.Error(codes.Internal, "no")
+		}
+	})
+	r.ready()
+	r.create("train", 2, &api.Policy{Mode: "switch"})
+	r.joinAll("train", 2)
+	silent.Store(true)
+	reply, err := r.client.Why(r.context(), &api.WhyRequest{Job: "train"})
+	if err != nil || len(reply.Unreachable) != 1 || reads != 1 || !strings.HasPrefix(reply.Unreachable[0], "switch: read direct counter of ") {
+		t.Errorf("after %d reads: %v, %v", reads, reply, err)
+	}
+	status, err := r.client.Status(r.context(), &api.StatusRequest{})
+	if err != nil || !status.Switch.Ready || !strings.HasPrefix(status.Switch.Error, "it was programmed, but does not tell its counters: ") {
+		t.Errorf("status is %v, %v", status, err)
 	}
 }

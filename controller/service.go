@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"xagg/api"
+	"xagg/controller/p4rt"
 	"xagg/policy"
 	"xagg/wire"
 )
@@ -515,13 +516,12 @@ func (c *Controller) status(ctx context.Context) *api.StatusReply {
 	if session, err := c.links.session(); err == nil && reply.Switch.Ready {
 		asking.Go(func() {
 			reasons, err := session.Counter(ctx, counterReasons)
-			if err != nil {
-				c.log.Warn("read counters of the switch", "err", err)
-				return
+			var sent []p4rt.Count
+			if err == nil {
+				sent, err = session.Counter(ctx, counterSent)
 			}
-			sent, err := session.Counter(ctx, counterSent)
 			if err != nil {
-				c.log.Warn("read counters of the switch", "err", err)
+				reply.Switch.Error = fmt.Sprintf("it was programmed, but does not tell its counters: %v", err)
 				return
 			}
 			reply.Switch.Reasons = make(map[string]uint64)

@@ -228,9 +228,12 @@ func (e *evidence) stuck() []stuck {
 		default:
 			f.missing = e.ranks() &^ s.have
 			f.culprit = f.missing
-			// Of its cohort the switch says more: who is missing there, or that it has passed all of them on. If it has
-			// nothing of the chunk, none of them has sent.
-			if _, known := summing[k]; known {
+			// Of its cohort the switch says more: whom it waits for, or whom it has passed on, which may be lost. If it has
+			// nothing of the chunk, none of them has sent; nor have those that a flush left out.
+			switch sum, known := summing[k]; {
+			case known && sum.closed:
+				f.culprit &^= sum.have
+			case known:
 				f.culprit &^= r.cohort
 			}
 		}

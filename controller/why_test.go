@@ -173,6 +173,17 @@ func TestExplain(t *testing.T) {
 			waiting:      []string{"switch round 7 chunks 1-1 have 5 missing 2"},
 		},
 		{
+			name: "a flush left one out, and too few are there",
+			e: evidence{job: running(func(j *api.Job) {
+				hybrid(j)
+				j.Consistency = &api.Consistency{Mode: "quorum", Quorum: 4, WaitUs: 100_000}
+			}), chunks: []sight{closed(at("switch", 7, 1, 0b0101, s)), at("s0", 7, 1, 0b1101, s)}, traffic: none, reports: make([]report, 4)},
+			summary:      "3 of 4 ranks wait for rank 1 on host w1: 1 chunk lacks rank 1, the oldest for 1.0 s; 4 of 4 ranks are enough, 0.1 s after the first",
+			blockers:     []int{1},
+			explanations: []string{"rank 1 on host w1 has not sent its part of chunk 1 of round 7 to the switch for 1.0 s; the switch has not seen a single packet of it; it has reported nothing"},
+			waiting:      []string{"s0 round 7 chunks 1-1 have d missing 2"},
+		},
+		{
 			name: "recovery and change",
 			e: evidence{job: running(func(j *api.Job) {
 				j.Recovery = "rank 2 to stop"

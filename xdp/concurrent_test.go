@@ -94,6 +94,8 @@ func (c *contention) judge(frame []byte) {
 	defer c.mu.Unlock()
 	switch {
 	case err != nil:
+	case p.SpreadUs > 60e6: // processors may take the lock in another order than the time
+		err = fmt.Errorf("with a spread of more than a minute")
 	case p.Type == wire.TypeResult && c.plan.Async:
 		err = c.judgeSum(p, uint8(dst.Port-workerAddr(0).Port))
 	case p.Type == wire.TypeResult:

@@ -134,3 +134,38 @@ func TestRunningSumWraps(t *testing.T) {
 		}
 	}
 }
+
+// TestArrivalsStayInOrder has a slot whose arrivals are later than the clock that the next packets read: processors may
+// take a slot's lock in another order than they read the clock. No time between arrivals is negative, and no wait over.
+func TestArrivalsStayInOrder(t *testing.T) {
+	server := load(t, 2)
+	plan := Plan{Job: 5, Epoch: 1, Ranks: 0b111, Lease: Lease{Chunks: 1, Rounds: 2}, Quorum: 2, WaitUs: 1e6,
+		ServiceIP: netip.AddrFrom4(serviceAddr.IP), ServiceMAC: serviceAddr.MAC}
+	if err := server.Install(plan); err != nil {
+		t.Fatal(err)
+	}
+	ask(t, server, grad(0, 64))
+	var s xaggSlot
+	if err := server.objects.Arena.Lookup(uint32(0), &s); err != nil {
+		t.Fatal(err)
+	}
+	later := s.FirstNs + uint64(time.Hour)
+	s.FirstNs, s.PreviousNs, s.LastNs = later, later, later
+	if err := server.objects.Arena.Put(uint32(0), s); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		rank uint8
+		want wire.Type
+	}{{1, wire.TypeAck}, {1, wire.TypeAck}, {2, wire.TypeResult}} {
+		if p, _ := ask(t, server, grad(c.rank, 64)); p.Type != c.want || p.SpreadUs != 0 || p.BlockedUs != 0 {
+			t.Errorf("rank %d: %+v, want type %v and no time", c.rank, p.Header, c.want)
+		}
+	}
+	if err := server.objects.Arena.Lookup(uint32(0), &s); err != nil {
+		t.Fatal(err)
+	}
+	if s.FirstNs != later || s.PreviousNs != later || s.LastNs != later {
+		t.Errorf("arrivals at %d, %d and %d, want %d", s.FirstNs, s.PreviousNs, s.LastNs, later)
+	}
+}

@@ -229,7 +229,7 @@ type PinnedServer struct {
 
 // PinnedServers returns the servers that are pinned on this machine, as far as this process may see them.
 func PinnedServers() ([]PinnedServer, error) {
-	mounts, err := os.ReadFile("/proc/self/mounts")
+	mounts, err := os.ReadFile("/proc/thread-self/mounts") // /proc/self is the first thread, which may have others
 	if err != nil {
 		return nil, fmt.Errorf("find BPF file systems: %w", err)
 	}
@@ -247,7 +247,7 @@ func PinnedServers() ([]PinnedServer, error) {
 	return slices.Compact(servers), errors.Join(errs...) // a file system may be mounted twice at a place
 }
 
-// unescapeMount undoes how /proc/self/mounts spells paths (getmntent(3)).
+// unescapeMount undoes how /proc/thread-self/mounts spells paths (getmntent(3)).
 var unescapeMount = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 func pinnedBelow(root string) ([]PinnedServer, error) {

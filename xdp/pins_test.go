@@ -138,6 +138,11 @@ func TestTakeOver(t *testing.T) {
 			}
 
 			server, p = mustPin(t, cfg)
+			for job, seen := range map[uint16]bool{4: true, 5: true, 8: false} { // 4 was removed
+				if server.Seen(job) != seen {
+					t.Errorf("job %d was seen: %v, want %v", job, !seen, seen)
+				}
+			}
 			agent = NewAgent("s0", "server", server)
 			after, err := agent.Info(t.Context(), nil)
 			if diff := cmp.Diff(before, after, protocmp.Transform()); diff != "" || err != nil || after.Instance == 0 {
@@ -152,13 +157,21 @@ func TestTakeOver(t *testing.T) {
 				t.Errorf("stats: %v %v, want both contributions", stats, err)
 			}
 			install(5, 2, 4) // what a controller does when it is back
-			install(4, 1, 0) // a job id that was used before: its lease is cleared
+			install(4, 1, 0)
 			install(7, 1, 12)
 			if a := ask(1); a.Type != wire.TypeResult || a.NextEpoch != 9 {
 				t.Errorf("the closed chunk: %+v", a.Header)
 			}
-			if !server.Seen(4) || server.Seen(8) {
-				t.Errorf("jobs 4 and 8 were seen: %v, %v, want true and false", server.Seen(4), server.Seen(8))
+			// What a job id left under an earlier agent is nothing to a job that gets it again.
+			if _, err := agent.Remove(t.Context(), &api.RemoveRequest{Job: 5, Epoch: 1}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := agent.Remove(t.Context(), &api.RemoveRequest{Job: 5, Epoch: 2}); err != nil {
+				t.Fatal(err)
+			}
+			install(5, 1, 4)
+			if a := ask(1); a.Type != wire.TypeAck || a.Contributors != 0b10 {
+				t.Errorf("the first contribution to a job with an old id: %+v", a.Header)
 			}
 			finish(t, server, p)
 		})

@@ -59,7 +59,7 @@ func Serve(ctx context.Context, cfg Config, log *slog.Logger) (err error) {
 	keep := false
 	defer func() { err = errors.Join(err, end(server, p, keep)) }()
 
-	rpc := grpc.NewServer()
+	rpc := grpc.NewServer(grpc.WaitForHandlers(true)) // they use what is closed after them
 	api.RegisterAgentServer(rpc, NewAgent(cfg.Name, cfg.Interface, server))
 	served := make(chan error, 1)
 	go func() { served <- rpc.Serve(listener) }()

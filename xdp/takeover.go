@@ -82,9 +82,6 @@ func (p *pins) takeOver(cfg Config, log *slog.Logger) (*Server, error) {
 	if err := s.openMaps(p); err != nil {
 		return fail(err)
 	}
-	if s.objects.Xagg, err = ebpf.NewProgramFromID(program); err != nil {
-		return fail(fmt.Errorf("open the program of %s: %w", p.path(pinLink), explain(err)))
-	}
 	if s.grace, err = newGracePeriod(); err != nil {
 		return fail(fmt.Errorf("take over server: %w", explain(err)))
 	}

@@ -488,8 +488,11 @@ func viewStatus(address string, r *api.StatusReply) *statusView {
 		Name: sw.GetName(), Address: sw.GetAddress(), Ready: sw.GetReady(), Error: sw.GetError(),
 		Slots: sw.GetSlots(), SlotsFree: sw.GetSlotsFree(), Reasons: sw.GetReasons(), Sent: sw.GetSent(),
 	}
-	if !sw.GetReady() {
+	switch {
+	case !sw.GetReady():
 		v.Problems = append(v.Problems, fmt.Sprintf("switch %s at %s is not ready: %s", sw.GetName(), sw.GetAddress(), sw.GetError()))
+	case sw.GetError() != "":
+		v.Problems = append(v.Problems, fmt.Sprintf("switch %s at %s: %s", sw.GetName(), sw.GetAddress(), sw.GetError()))
 	}
 	for _, s := range r.GetServers() {
 		v.refuse(s.GetName(), s.GetReasons())

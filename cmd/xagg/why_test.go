@@ -150,6 +150,12 @@ func TestStatusSaysWhatIsRefused(t *testing.T) {
 		t.Errorf("got %s", out)
 	}
 
+	told.status.Switch.Error = "it was programmed, but does not tell its counters"
+	code, out, _ = xagg(t.Context(), "status", "--controller", address)
+	if code != exitFailure || !strings.HasPrefix(out, "NOT OK\n  switch s1 at : it was programmed, but does not tell") {
+		t.Errorf("exit code %d\n%s", code, out)
+	}
+	told.status.Switch.Error = ""
 	told.status.Jobs[0].Gone, told.status.Jobs[0].Recovery = 0b0100, "rank 1 to stop"
 	code, out, _ = xagg(t.Context(), "status", "--controller", address)
 	if code != exitFailure || !strings.HasPrefix(out, "NOT OK\n  job train is being recovered, which waits for rank 1 to stop\n  job train goes on without rank 2\n") {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"xagg/api"
+	"xagg/bmv2/fault"
 	"xagg/lab"
 	"xagg/lab/memory"
 	"xagg/wire"
@@ -36,13 +38,18 @@ var policies = map[string]*api.Policy{
 	"hybrid": {Rule: "static", Mode: "hybrid", Steer: []uint32{0}},
 }
 
-func newBench(t *testing.T, ranks, maxElems int, policy *api.Policy) *bench {
+func newBench(t *testing.T, ranks, maxElems int, policy *api.Policy, consistency ...*api.Consistency) *bench {
+	t.Helper()
+	return newFaultyBench(t, ranks, maxElems, policy, nil, slices.Concat(consistency, []*api.Consistency{nil})[0])
+}
+
+func newFaultyBench(t *testing.T, ranks, maxElems int, policy *api.Policy, faults []fault.Spec, consistency *api.Consistency) *bench {
 	t.Helper()
 	topology, err := lab.Star(ranks, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := memory.New(t.Context(), memory.Config{Topology: topology})
+	l, err := memory.New(t.Context(), memory.Config{Topology: topology, Faults: faults})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,14 +59,15 @@ func newBench(t *testing.T, ranks, maxElems int, policy *api.Policy) *bench {
 		}
 	})
 	b := &bench{T: t, Lab: l, client: api.NewControllerClient(l.Controller()), job: "job", ranks: ranks}
-	b.create(maxElems, policy)
+	b.create(maxElems, policy, consistency)
 	return b
 }
 
-func (b *bench) create(maxElems int, policy *api.Policy) {
+func (b *bench) create(maxElems int, policy *api.Policy, consistency *api.Consistency) {
 	b.Helper()
 	_, err := b.client.CreateJob(b.Context(), &api.CreateJobRequest{
 		Name: b.job, Ranks: uint32(b.ranks), MaxElems: uint32(maxElems), Policy: policy,
+		Consistency: consistency,
 	})
 	if err != nil {
 		b.Fatal(err)

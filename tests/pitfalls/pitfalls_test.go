@@ -254,7 +254,7 @@ func TestPitfall17(t *testing.T) {
 				if _, err := b.client.RemoveJob(t.Context(), &api.RemoveJobRequest{Name: b.job}); err != nil {
 					t.Fatal(err)
 				}
-				b.create(10, policies["switch"])
+				b.create(10, policies["switch"], nil)
 			}
 		}
 	})

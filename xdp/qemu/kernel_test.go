@@ -16,8 +16,8 @@ import (
 )
 
 // tests are what runs in the machine: every program is loaded, its answers are compared with the reference's, frames go
-// out and back over a veth pair.
-const tests = "^(TestPitfall29|TestPitfall31|TestPitfall32|TestAgainstReference|TestQuorumWaits|TestRunningSumWraps|TestVeth|TestOtherTrafficPasses|TestAttachErrors|TestServe)$"
+// out and back over a veth pair, and a second agent takes over from the first.
+const tests = "^(TestPitfall29|TestPitfall31|TestPitfall32|TestAgainstReference|TestQuorumWaits|TestRunningSumWraps|TestArrivalsStayInOrder|TestVeth|TestOtherTrafficPasses|TestAttachErrors|TestServe|TestTakeOver|TestPinAuto)$"
 
 // subtests leaves out random traces that the running kernel is enough for: everything takes twenty times as long here.
 const subtests = "^(seed_0|native|generic|auto|sync|quorum|async)$"

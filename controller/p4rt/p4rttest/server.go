@@ -34,6 +34,8 @@ type Server struct {
 	OnWrite func(error) error
 	// OnPacketOut, if set, answers a packet-out with any number of packet-ins.
 	OnPacketOut func(*p4v1.PacketOut) []*p4v1.PacketIn
+	// OnRead, if set, may refuse a read. It runs with the server locked.
+	OnRead func() error
 	// OnPush, if set, may refuse a pipeline.
 	OnPush func() error
 
@@ -369,6 +371,11 @@ func (s *Server) Read(req *p4v1.ReadRequest, srv p4v1.P4Runtime_ReadServer) erro
 	defer s.mu.Unlock()
 	if s.config == nil {
 		return noPipeline()
+	}
+	if s.OnRead != nil {
+		if err := s.OnRead(); err != nil {
+			return err
+		}
 	}
 	reply := &p4v1.ReadResponse{}
 	for _, want := range req.GetEntities() {
