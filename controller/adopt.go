@@ -22,10 +22,10 @@ import (
 func (c *Controller) lost(ctx context.Context, server, reason string) {
 	c.log.Warn("a device has lost its memory", "device", cmp.Or(server, c.cfg.Switch.Name), "reason", reason)
 	if server == "" {
-		c.recoverAll(ctx, "the switch has lost its memory", func(*job) bool { return true })
-		return
+		c.recoverSwitch(ctx)
+	} else {
+		c.recoverServer(ctx, server)
 	}
-	c.recoverAll(ctx, fmt.Sprintf("server %s has lost its memory", server), func(j *job) bool { return j.onServer(server) })
 }
 
 // tablePhase says when the entries of a table are installed. A plan that announces another one is none of them: to remove

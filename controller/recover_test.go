@@ -413,6 +413,22 @@ func TestQuorumGoesOn(t *testing.T) {
 		t.Errorf("job is %v", j)
 	}
 	r.installed()
+	// It would not hear of a plan that the others are told of in rounds that it misses.
+	progress := func(rank, round uint32) {
+		_, err := r.client.Report(r.context(), &api.ReportRequest{Job: "q", Rank: rank, Id: job.Id, Progress: &api.Progress{Round: round}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	progress(2, 5)
+	progress(1, 4)
+	if _, err := r.steer("q", steered["server"]); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "rank 2 has come back") {
+		t.Errorf("steered before rank 2 takes part: %v", err)
+	}
+	progress(1, 5)
+	if _, err := r.steer("q", steered["server"]); err != nil {
+		t.Error(err)
+	}
 
 	// Another one goes, and then there are too few.
 	stations[0].cancel()

@@ -61,6 +61,7 @@ type seat struct {
 	back   chan struct{} // of a rank that came back: closed when it may go on
 	round  uint32        // that it began with: not 0 where it came back
 	seq    uint32        // of that round's chunk 0
+	fresh  bool          // it came back, and nobody is known to have begun that round yet
 	lost   error         // why it cannot take part any more, though it may be there
 
 	heard   hearing  // what it has told of its progress
@@ -117,6 +118,19 @@ func (r *rendezvous) behind(epoch uint16) uint64 {
 	}
 	return r.mask(func(s *seat) bool { return s.epoch != epoch && !s.deaf }) &^ r.left
 }
+
+// begins notes that a rank has all RESULTs of the rounds before one: then those rounds are over for all.
+func (r *rendezvous) begins(rank int, round uint32) {
+	for other, s := range r.seats {
+		if s != nil && other != rank && !wire.SerialLess(round, s.round) {
+			s.fresh = false
+		}
+	}
+}
+
+// fresh returns the mask of ranks that came back and may not take part yet. A plan that was announced in the rounds that
+// they miss they would not hear of.
+func (r *rendezvous) fresh() uint64 { return r.mask(func(s *seat) bool { return s.fresh && !s.deaf }) }
 
 // ended reports whether nobody can join any more.
 func (r *rendezvous) ended() bool { return r.state == stateFinished || r.state == stateAborted }

@@ -48,6 +48,9 @@ func (c *Controller) steer(ctx context.Context, name string, rule policy.Static)
 	if err != nil {
 		return fail(err)
 	}
+	if fresh := meet.fresh(); fresh != 0 && !same {
+		return fail(&changeError{fmt.Sprintf("rank %s has come back and does not take part yet; try again in a second", policy.FormatMask(fresh))})
+	}
 	switch {
 	case same:
 	case meet.state == stateWaiting:
@@ -302,6 +305,7 @@ func (c *Controller) report(req *api.ReportRequest) error {
 	}
 	if p := req.GetProgress(); p != nil {
 		meet.seats[req.GetRank()].heard = hearing{p, time.Now()}
+		meet.begins(int(req.GetRank()), p.GetRound())
 	}
 	if req.GetEpoch() == 0 {
 		return nil
