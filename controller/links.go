@@ -17,7 +17,7 @@ import (
 
 const (
 	minBackoff = 100 * time.Millisecond
-	maxBackoff = 5 * time.Second
+	maxBackoff = time.Second
 	// probeInterval is how often an agent is asked whether it is still there.
 	probeInterval = 5 * time.Second
 )

@@ -261,7 +261,7 @@ func TestRecoveryBeginsAnew(t *testing.T) {
 	r.until("the recovery waits for rank 2, which knows of it", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.freezes == 1 && r.job("train").Recovery == "the switch has lost its memory: waits for rank 2 to stop and say what they have"
+		return s.freezes == 1 && r.job("train").Recovery == "rank 2 to stop and say what they have (the switch has lost its memory)"
 	})
 	if _, err := r.steer("train", steered["server"]); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "recovers") {
 		t.Errorf("steered while it recovers: %v", err)
@@ -456,7 +456,7 @@ func TestQuorumRecoversWithoutTheDead(t *testing.T) {
 	stations[1].deaf = true
 	stations[1].mu.Unlock()
 	r.loseSwitch()
-	r.until("it waits for rank 1", func() bool { return strings.Contains(r.job("q").Recovery, "waits for rank 1") })
+	r.until("it waits for rank 1", func() bool { return strings.Contains(r.job("q").Recovery, "rank 1 to stop") })
 	stations[1].cancel()
 	r.replies([]*station{stations[0], stations[2]})
 	if j := r.job("q"); j.State != "running" || j.Gone != 0b010 {
@@ -491,7 +491,7 @@ func TestListenAgain(t *testing.T) {
 		t.Errorf("from another port: %v", err)
 	}
 	r.loseSwitch()
-	r.until("it waits for rank 1", func() bool { return strings.Contains(r.job("train").Recovery, "waits for rank 1") })
+	r.until("it waits for rank 1", func() bool { return strings.Contains(r.job("train").Recovery, "rank 1 to stop") })
 	k, err := again(1, job.Id, wire.Port)
 	if err != nil {
 		t.Fatal(err)
@@ -517,7 +517,7 @@ func TestRecoveryWaitsForADevice(t *testing.T) {
 	})
 	r.loseSwitch()
 	r.until("it waits for s1", func() bool {
-		return strings.Contains(r.job("train").Recovery, "waits to install epoch 2: install plan of job") && strings.Contains(r.job("train").Recovery, "server s1")
+		return strings.Contains(r.job("train").Recovery, "epoch 2 to be installed, which does not succeed: install plan of job") && strings.Contains(r.job("train").Recovery, "server s1")
 	})
 	r.agents["s1"].resume()
 	r.replies(stations)

@@ -147,29 +147,23 @@ func (r *recovering) lacked(rank int) [][]byte {
 	return payloads
 }
 
-// describe says in words what a recovery waits for; nothing when none is under way.
+// describe says in words what a recovery waits for, and why there is one; nothing when none is under way.
 func (r *recovering) describe() string {
 	if !r.underWay() {
 		return ""
 	}
-	return fmt.Sprintf("%s: %s", r.reason, r.waitsFor())
-}
-
-func (r *recovering) waitsFor() string {
+	what := ""
 	switch {
-	case r.step == stepFreeze && r.silent() != 0:
-		return fmt.Sprintf("waits for %s to stop and say what they have", spellMask(r.silent()))
 	case r.step == stepFreeze:
-		return "decides how to go on"
-	case r.step == stepInstall && r.blocked != nil:
-		return fmt.Sprintf("waits to install epoch %d: %v", r.epoch, r.blocked)
-	case r.step == stepInstall && r.waited() != 0:
-		return fmt.Sprintf("waits for %s to hand over results", spellMask(r.waited()))
-	case r.step == stepInstall:
-		return fmt.Sprintf("installs epoch %d", r.epoch)
+		what = spellMask(r.silent()) + " to stop and say what they have"
+	case r.blocked != nil:
+		what = fmt.Sprintf("epoch %d to be installed, which does not succeed: %v", r.epoch, r.blocked)
+	case r.waited() != 0:
+		what = spellMask(r.waited()) + " to hand over results"
 	default:
-		return "goes on"
+		what = fmt.Sprintf("epoch %d to be installed", r.epoch)
 	}
+	return fmt.Sprintf("%s (%s)", what, r.reason)
 }
 
 // spellMask returns ranks in words.
