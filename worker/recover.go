@@ -94,7 +94,7 @@ func (w *Worker) persist(ctx context.Context, call func() error) error {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return ctx.Err()
+			return err
 		}
 	}
 }

@@ -285,7 +285,14 @@ func (w *Worker) Leave(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(w.ctx, cancel)()
-	if _, err := w.client.Leave(ctx, w.leaveRequest()); err != nil {
+	// A controller that is being restarted finds the job again.
+	patience, stop := context.WithTimeout(ctx, leavePatience)
+	defer stop()
+	err := w.persist(patience, func() error {
+		_, err := w.client.Leave(ctx, w.leaveRequest())
+		return err
+	})
+	if err != nil {
 		if status.Code(err) == codes.Aborted {
 			select { // the stream's last event says by whom
 			case <-w.stream:
@@ -297,6 +304,9 @@ func (w *Worker) Leave(ctx context.Context) error {
 	w.end(ErrLeft)
 	return nil
 }
+
+// leavePatience is how long a worker that has finished looks for a controller that does not answer.
+const leavePatience = 30 * time.Second
 
 // finish waits for the all-reduces under way.
 func (w *Worker) finish(ctx context.Context) error {
