@@ -172,19 +172,20 @@ func (c *Controller) Run(ctx context.Context, lis net.Listener) error {
 		lis.Close()
 		return fmt.Errorf("%w; name another file with --state, or begin from nothing after each restart with --state %s", err, NoState)
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	// Streams end only after it is noted that the controller stops: that says nothing of the ranks.
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	srv := grpc.NewServer(
 		grpc.WaitForHandlers(true),
 		grpc.MaxRecvMsgSize(math.MaxInt32), // a rank may have a whole vector to hand over
 		// A worker's host that dies without a word is noticed too.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTime}))
-	api.RegisterControllerServer(srv, &service{c: c, ctx: ctx})
+	api.RegisterControllerServer(srv, &service{c: c, ctx: run})
 
-	c.running.Go(func() { c.keepSwitch(ctx) })
+	c.running.Go(func() { c.keepSwitch(run) })
 	for _, s := range c.cfg.Servers {
-		c.running.Go(func() { c.keepAgent(ctx, s) })
+		c.running.Go(func() { c.keepAgent(run, s) })
 	}
-	c.resume(ctx)
+	c.resume(run)
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(lis) }()
 	c.log.Info("serving", "address", lis.Addr().String(), "switch", c.cfg.Switch.Name, "jobs", len(c.cfg.Jobs))

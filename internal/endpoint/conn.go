@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -25,6 +27,13 @@ type Conn struct {
 	err error // of the last attempt to connect
 }
 
+// connectParams has a connection tried again soon, but for the pauses that gRPC makes otherwise, which grow to two minutes:
+// the other side is on the same network, and often it was only started again.
+var connectParams = grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+	MinConnectTimeout: 5 * time.Second,
+}
+
 // Dial returns a connection to an address. It connects with the first call.
 func Dial(address string, opts ...grpc.DialOption) (*Conn, error) {
 	return DialBy(Connect, address, opts...)
@@ -37,6 +46,7 @@ func DialBy(dial Dialer, address string, opts ...grpc.DialOption) (*Conn, error)
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"), // a unix path is none
 		grpc.WithNoProxy(),
+		grpc.WithConnectParams(connectParams),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			conn, err := dial(ctx, address)
 			c.mu.Lock()
