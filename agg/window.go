@@ -27,6 +27,9 @@ type WindowConfig struct {
 	// for more.
 	Quorum int
 	Wait   time.Duration
+	// Async is set when a RESULT answers a contribution at once: nobody waits for anybody, but a WAIT says that the
+	// contribution was not added, since this rank is too far ahead.
+	Async bool
 }
 
 const (
@@ -104,6 +107,7 @@ type span struct {
 	epoch     uint16
 	announced uint16 // by its chunk 0; 0 = nothing
 	silent    bool   // this rank has nothing to contribute
+	held      fifo   // async: chunks that were not added
 }
 
 type chunkState uint8
@@ -354,6 +358,10 @@ func (w *Window) timeout(now time.Duration, i uint32) {
 		w.lose(now, i)
 		return
 	}
+	if w.cfg.Async {
+		w.lose(now, i) // it would have been answered
+		return
+	}
 	if w.cfg.Quorum > 0 {
 		w.again(i)
 		return
@@ -384,7 +392,7 @@ func (w *Window) fly(now time.Duration, i uint32) Send {
 	c := w.at(i)
 	c.state = inFlight
 	c.due = now + w.rtt.rto
-	if w.cfg.Quorum > 0 {
+	if w.cfg.Quorum > 0 || w.cfg.Async {
 		c.due = now + w.patience(c) // nobody may be there to answer
 	}
 	w.flight++
@@ -416,7 +424,7 @@ func (w *Window) await(now time.Duration, i uint32, open time.Duration) {
 		w.polls.add(c.due, i)
 		return
 	}
-	if wire.SerialLess(i, w.newest) {
+	if !w.cfg.Async && wire.SerialLess(i, w.newest) {
 		c.state = overdue
 		w.polls.add(c.due, i)
 	} else {
@@ -528,6 +536,10 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 		w.stats.Results++
 		w.result(now, seq, h)
 		r.left--
+		// The slowest rank has moved: what is held of this round is not any more, mostly.
+		for c, ok := w.pop(&r.held, delivered); ok; c, ok = w.pop(&r.held, delivered) {
+			w.again(c)
+		}
 		if h.Chunk == 0 {
 			r.announced = h.NextEpoch
 		}
@@ -544,6 +556,9 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 			return EventForgotten
 		}
 		return EventRefused
+	}
+	if w.cfg.Async {
+		c.mask = 0 // ranks move on
 	}
 	c.mask |= h.Contributors & w.cfg.Ranks
 	if !mine {
@@ -563,12 +578,18 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 	}
 	w.sample(now, h, c)
 	w.landed(c)
+	if w.cfg.Async && h.Type == wire.TypeWait {
+		r.held.push(seq)
+	}
 	w.await(now, seq, w.cfg.Wait-time.Duration(h.SpreadUs)*time.Microsecond)
 	return EventDelivered
 }
 
 // Enough reports whether a RESULT may have these contributors.
 func (w *Window) Enough(ranks uint64) bool {
+	if w.cfg.Async {
+		return ranks&^w.cfg.Ranks == 0 && ranks>>w.cfg.Rank&1 != 0
+	}
 	return ranks == w.cfg.Ranks ||
 		w.cfg.Quorum > 0 && ranks&^w.cfg.Ranks == 0 && bits.OnesCount64(ranks) >= w.cfg.Quorum
 }
@@ -598,6 +619,9 @@ func (w *Window) result(now time.Duration, i uint32, h *wire.Header) {
 	for ; !wire.SerialLess(i, w.newest); w.newest++ {
 		switch j := w.newest; w.at(j).state {
 		case delivered:
+			if w.cfg.Async {
+				break // held, see Handle
+			}
 			w.at(j).state = overdue
 			w.at(j).due = now + w.rtt.rto
 			w.polls.add(w.at(j).due, j)

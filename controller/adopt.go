@@ -22,9 +22,24 @@ import (
 func (c *Controller) lost(ctx context.Context, server, reason string) {
 	c.log.Warn("a device has lost its memory", "device", cmp.Or(server, c.cfg.Switch.Name), "reason", reason)
 	if server == "" {
-		c.recoverSwitch(ctx)
-	} else {
-		c.recoverServer(ctx, server)
+		// Of an async job the switch keeps nothing: it only has to know the way to the server again.
+		c.recoverAll(ctx, "the switch has lost its memory", func(j *job) bool { return !j.async() })
+		return
+	}
+	c.endAsync(server)
+	c.recoverAll(ctx, fmt.Sprintf("server %s has lost its memory", server), func(j *job) bool { return j.onServer(server) })
+}
+
+// endAsync ends the async jobs that had running sums on a server which has lost them. Nobody can make them again: every
+// rank has another part of them.
+func (c *Controller) endAsync(server string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, j := range c.intent.sorted() {
+		if meet := c.meets[j.spec.Name]; j.async() && j.onServer(server) && meet.state == stateRunning {
+			meet.abort(fmt.Errorf("server %s has lost its memory, and with it the running sums of this async job: begin anew", server), nil)
+			c.log.Error("job aborted", "job", meet.job, "err", meet.err)
+		}
 	}
 }
 

@@ -135,7 +135,7 @@ func (j *job) serverPlan() serverPlan {
 	c := j.spec.Consistency.proto()
 	return serverPlan{
 		ranks: j.ranks(), chunks: j.chunks(), rounds: j.rounds(),
-		quorum: c.Quorum, waitUS: c.WaitUs, async: j.spec.Consistency.Mode == ModeAsync, staleness: c.Staleness,
+		quorum: c.Quorum, waitUS: c.WaitUs, async: j.async(), staleness: c.Staleness,
 	}
 }
 

@@ -70,6 +70,9 @@ func chunksOf(elems uint32) uint32 { return (elems-1)/wire.MaxLanes + 1 }
 // rounds returns the number of rounds that a server keeps of the job.
 func (j *job) rounds() uint32 { return uint32(j.spec.Consistency.rounds(j.spec.Depth)) }
 
+// async reports whether the job's results are read from running sums.
+func (j *job) async() bool { return j.spec.Consistency.Mode == ModeAsync }
+
 // ranks returns the mask of all ranks.
 func (j *job) ranks() uint64 { return 1<<uint(j.spec.Ranks) - 1 }
 

@@ -22,32 +22,14 @@ const (
 	installPause = time.Second
 )
 
-// recoverSwitch recovers every running job after the switch has lost its memory. Until the ranks of a job have stopped
-// nothing of it is installed there. Of an async job the switch had nothing but its plan, which it simply gets again.
-func (c *Controller) recoverSwitch(ctx context.Context) {
+// recoverAll recovers every running job that needs a device which has lost its memory. What the job's packets may still
+// meet there is nothing, so until its ranks have stopped nothing is installed there either.
+func (c *Controller) recoverAll(ctx context.Context, reason string, needs func(*job) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, j := range c.intent.sorted() {
-		if j.spec.Consistency.Mode != ModeAsync {
-			c.recover(ctx, j, "the switch has lost its memory")
-		}
-	}
-}
-
-// recoverServer recovers every running job that needs a server which has lost its memory. An async job is over: its sums
-// are nowhere else.
-func (c *Controller) recoverServer(ctx context.Context, name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	reason := fmt.Sprintf("server %s has lost its memory", name)
-	for _, j := range c.intent.sorted() {
-		switch {
-		case !j.onServer(name):
-		case j.spec.Consistency.Mode != ModeAsync:
+		if needs(j) {
 			c.recover(ctx, j, reason)
-		case c.meets[j.spec.Name].state == stateRunning:
-			c.meets[j.spec.Name].abort(fmt.Errorf("%s, and with it the running sums of this async job; join again", reason), nil)
-			c.log.Warn("job is over", "job", j.spec.Name, "err", c.meets[j.spec.Name].err)
 		}
 	}
 }

@@ -55,7 +55,7 @@ func (c *Controller) steer(ctx context.Context, name string, rule policy.Static)
 	case same:
 	case meet.state == stateWaiting:
 		err = c.replace(ctx, j, meet, decision)
-	case j.spec.Consistency.Mode == ModeAsync:
+	case j.async():
 		// Its sums are no rounds that a change could come between.
 		err = &changeError{"it is async and runs; its plan can be changed before its ranks have joined"}
 	default:

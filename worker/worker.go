@@ -240,8 +240,12 @@ func (w *Worker) setUp() error {
 		case c.Rounds < 2*max(r.Depth, 1):
 			return fmt.Errorf("servers keep %d rounds, want at least %d", c.Rounds, 2*max(r.Depth, 1))
 		}
+	case "async":
+		if r.Ranks*(2*c.Staleness+3) > 1<<24 {
+			return fmt.Errorf("staleness of %d contributions, want less", c.Staleness)
+		}
 	default:
-		return fmt.Errorf("consistency %q, want sync or quorum", c.GetMode())
+		return fmt.Errorf("consistency %q, want sync, quorum or async", c.GetMode())
 	}
 	w.endpoint = transport.New(transport.Config{
 		Job:       uint16(r.Job),
@@ -253,6 +257,8 @@ func (w *Worker) setUp() error {
 		Quorum:    int(c.GetQuorum()),
 		Wait:      time.Duration(c.GetWaitUs()) * time.Microsecond,
 		Rounds:    int(c.GetRounds()),
+		Async:     c.GetMode() == "async",
+		Staleness: int(c.GetStaleness()),
 		Round:     r.Round,
 		Seq:       r.Seq,
 		MaxChunks: int(r.MaxChunks),

@@ -27,6 +27,11 @@ type Config struct {
 	Wait   time.Duration
 	Rounds int
 
+	// Async is set where results are differences of running sums, and Staleness how many contributions a rank may be ahead
+	// of the slowest.
+	Async     bool
+	Staleness int
+
 	// Round and Seq say where the first all-reduce begins, see agg.WindowConfig. Where Round is not 0 the others have a
 	// history that this worker lacks.
 	Round, Seq uint32
@@ -40,6 +45,7 @@ type Round struct {
 	Key      string
 	Number   uint32
 	Epoch    uint16
+	Async    bool // the integers are a difference of two running sums
 	Scout    bool // carried no lanes: it only found the largest magnitude of a tensor without history
 	Modular  bool // integers were sent as they are
 	Exponent int8 // value = lane * 2^-exponent
@@ -47,6 +53,8 @@ type Round struct {
 	Sum      []int32
 	Mask     uint64   // contributors to every chunk
 	Masks    []uint64 // contributors by chunk, valid during the call; nil where Mask says it all
+	// Additions is the number of contributions in the integers by chunk, valid during the call; nil where Masks tell.
+	Additions []uint32
 }
 
 // Info describes an all-reduce that has succeeded.
@@ -59,6 +67,7 @@ type Info struct {
 	Least     int    // contributors of the chunk that had the fewest, and
 	Most      int    // of the one that had the most
 	Late      int    // chunks without this worker: its values go into the tensor's next all-reduce
+	Additions int    // async: contributions in the result, this worker's among them, of the chunk that had the most
 	Behind    int    // rounds by which others were known to be ahead when it was done
 	Path      string // who closed its chunks: "switch", "server" or "both"
 	Chunks    int    // of all its rounds
@@ -94,6 +103,7 @@ type Stats struct {
 type Endpoint struct {
 	cfg     Config
 	ranks   uint64 // all ranks of the job
+	parts   int    // contributions that a result may be the sum of
 	limit   int32  // of a lane's magnitude
 	window  *agg.Window
 	tensors map[tensorKey]*tensor
@@ -109,10 +119,14 @@ type Endpoint struct {
 	given  map[recovery.ChunkID][]byte // those
 	idle   time.Duration               // since when no call is under way, where none is
 
-	last   Info   // of the call that was done last
-	newest uint32 // number of the newest round of which a RESULT was seen
-	answer wire.Packet
-	stats  Stats // but for the window's own
+	scouts uint32 // async: scouts that have begun
+	placed uint32 // async: chunks of all tensors so far
+
+	last    Info   // of the call that was done last
+	newest  uint32 // number of the newest round of which a RESULT was seen
+	answer  wire.Packet
+	clipped []int32 // integers of a chunk within the limit
+	stats   Stats   // but for the window's own
 	// unknown is why an aggregator refused the last contribution that was answered at all, if it did because it has no
 	// plan for it: it has lost its memory.
 	unknown wire.Reason
@@ -156,6 +170,24 @@ type tensor struct {
 	floats []rest[float32]
 	ints   []rest[int32]
 	fresh  bool // this worker has not taken part in an all-reduce of it
+	sums   sums // async
+}
+
+// sums are the running sums of a tensor, as far as a worker knows them. Its chunks are the job's from base on.
+type sums struct {
+	base     uint32
+	epoch    uint16 // under which they began at 0; 0 = not yet
+	clock    uint32 // this worker's contributions under the epoch
+	scaled   bool   // the exponent is fixed, for the epoch
+	exponent int8
+	lanes    []int32
+	chunks   []sum
+}
+
+// sum is what beside the lanes the last RESULT said of a chunk.
+type sum struct {
+	tag       [2]uint32
+	additions uint32
 }
 
 type rest[T float32 | int32] struct {
@@ -166,19 +198,26 @@ type rest[T float32 | int32] struct {
 // New returns an endpoint before its first all-reduce. It panics if the configuration is out of range.
 func New(cfg Config) *Endpoint {
 	if cfg.Ranks < 1 || cfg.Ranks > wire.MaxRanks || cfg.Rank < 0 || cfg.Rank >= cfg.Ranks || cfg.MaxChunks < 1 ||
-		cfg.Depth < 0 || cfg.Quorum < 0 || cfg.Quorum > cfg.Ranks {
+		cfg.Depth < 0 || cfg.Quorum < 0 || cfg.Quorum > cfg.Ranks ||
+		cfg.Staleness < 0 || cfg.Async && cfg.Quorum > 0 {
 		panic(fmt.Sprintf("transport: new endpoint: rank %d of %d with %d chunks, depth %d and quorum %d",
 			cfg.Rank, cfg.Ranks, cfg.MaxChunks, cfg.Depth, cfg.Quorum))
 	}
 	cfg.Depth = max(cfg.Depth, 1)
 	all := ^uint64(0) >> (wire.MaxRanks - cfg.Ranks)
+	parts := cfg.Ranks
+	if cfg.Async {
+		parts *= 2*cfg.Staleness + 3
+	}
 	return &Endpoint{
 		cfg:   cfg,
 		ranks: all,
-		limit: scale.Limit(cfg.Ranks),
+		parts: parts,
+		limit: scale.Limit(parts),
 		window: agg.NewWindow(agg.WindowConfig{
 			Job: cfg.Job, Epoch: cfg.Epoch, Rank: uint8(cfg.Rank), Ranks: all, Pool: cfg.Pool, Depth: cfg.Depth,
 			Round: cfg.Round, Seq: cfg.Seq, Quorum: cfg.Quorum, Wait: cfg.Wait,
+			Async: cfg.Async,
 		}),
 		newest:  cfg.Round - 1,
 		tensors: map[tensorKey]*tensor{},
@@ -189,7 +228,8 @@ func New(cfg Config) *Endpoint {
 // Begin begins an all-reduce of float32 values at time now: data is replaced by the sum of all ranks' data, or with a
 // quorum by the mean of those that were in time, chunk by chunk, and must not be touched before the call is done. key
 // names the tensor, whose scale is kept from one all-reduce to the next, and what was left out of it: clipped remainders
-// and the values of chunks that went without this worker. A NaN or Inf is a [NonFiniteError].
+// and the values of chunks that went without this worker. In an async job it is replaced by the sum of all contributions
+// to the tensor that were added since this worker's last all-reduce of it. A NaN or Inf is a [NonFiniteError].
 func (e *Endpoint) Begin(now time.Duration, key string, data []float32) (*Call, error) {
 	t, err := e.tensor(tensorKey{key: key}, len(data))
 	if err != nil {
@@ -218,9 +258,18 @@ func (e *Endpoint) tensor(key tensorKey, n int) (*tensor, error) {
 	t, ok := e.tensors[key]
 	if !ok {
 		t = &tensor{fresh: true}
+		if e.cfg.Async {
+			chunks := chunksOf(n)
+			if e.placed+chunks > uint32(e.cfg.MaxChunks) {
+				return nil, fmt.Errorf("%d chunks with those of the tensors before, but the job was created for %d",
+					e.placed+chunks, e.cfg.MaxChunks)
+			}
+			t.sums.base = e.placed
+			e.placed += chunks
+		}
 		e.tensors[key] = t
 	}
-	if ok && t.len != n && (!key.modular || e.cfg.Quorum > 0) {
+	if ok && t.len != n && (!key.modular || e.cfg.Quorum > 0 || e.cfg.Async) {
 		return nil, fmt.Errorf("%d values, but the tensor had %d before: use one key per tensor", n, t.len)
 	}
 	t.len = n
@@ -281,6 +330,10 @@ func (e *Endpoint) start(c *Call) error {
 	t.user = c
 	if err := e.addResidual(c); err != nil {
 		return err
+	}
+	if e.cfg.Async {
+		e.startAsync(c)
+		return nil
 	}
 	missed := t.fresh && e.cfg.Round != 0
 	t.fresh = false
@@ -384,10 +437,25 @@ func (c *Call) heard(h *wire.Header) {
 	}
 }
 
+// startAsync prepares a call's first round in an async job.
+func (e *Endpoint) startAsync(c *Call) {
+	s := &c.tensor.sums
+	if epoch := e.window.Epoch(); s.epoch != epoch {
+		*s = sums{base: s.base, epoch: epoch, scaled: c.vec.modular || c.vec.len() == 0,
+			lanes: make([]int32, c.vec.len()), chunks: make([]sum, chunksOf(c.vec.len()))}
+	}
+	c.scout = !s.scaled
+	c.info.Exponent = s.exponent
+}
+
+// chunksOf returns the number of chunks of a vector.
+func chunksOf(n int) uint32 { return uint32(max(1, (n+wire.MaxLanes-1)/wire.MaxLanes)) }
+
 // scaled fixes the exponent of a call from what is known of the tensor; what its RESULTs say is for the next.
 func (e *Endpoint) scaled(c *Call) {
-	c.info.Exponent = scale.Exponent(c.tensor.amax, e.cfg.Ranks)
+	c.info.Exponent = scale.Exponent(c.tensor.amax, e.parts)
 	c.tensor.amax = 0
+	c.tensor.sums.exponent, c.tensor.sums.scaled = c.info.Exponent, true
 }
 
 // longest returns the number of lanes that the job's longest round has room for.
@@ -400,7 +468,7 @@ func (e *Endpoint) beginRound(now time.Duration, c *Call, vec vector, offset int
 		return err
 	}
 	if c.rounds++; c.info.Rounds == 0 && c.rounds == 1 {
-		c.info.Round = r.header.Round
+		c.info.Round = r.number
 	}
 	e.live = append(e.live, r)
 	return e.receiveGiven(r)
@@ -444,8 +512,24 @@ func (e *Endpoint) round(number uint32) *round {
 	if len(e.live) == 0 {
 		return nil
 	}
-	if i := number - e.live[0].header.Round; i < uint32(len(e.live)) {
+	if i := number - e.live[0].number; i < uint32(len(e.live)) {
 		return e.live[i]
+	}
+	return nil
+}
+
+// find returns the round under way that an answer is for, or nil.
+func (e *Endpoint) find(h *wire.Header) *round {
+	if h.Job != e.cfg.Job {
+		return nil
+	}
+	if !e.cfg.Async {
+		return e.round(h.Round)
+	}
+	for _, r := range e.live {
+		if (h.Flags^r.header.Flags)&wire.FlagAsync == 0 && h.Round == r.header.Round && h.Chunk-r.header.Chunk < r.chunks {
+			return r
+		}
 	}
 	return nil
 }
@@ -461,18 +545,15 @@ func (e *Endpoint) Take(now time.Duration, payload []byte) error {
 		e.stats.Malformed++
 		return nil
 	}
-	var r *round
-	if p.Job == e.cfg.Job {
-		r = e.round(p.Round)
-	}
-	if r == nil && p.Job == e.cfg.Job && p.Type == wire.TypeResult &&
+	r := e.find(&p.Header)
+	if r == nil && !e.cfg.Async && p.Job == e.cfg.Job && p.Type == wire.TypeResult &&
 		(wire.SerialLess(e.newest, p.Round) || e.listens() != nil) {
 		if err := e.hear(now, payload); err != nil {
 			return err
 		}
-		r = e.round(p.Round)
+		r = e.find(&p.Header)
 	}
-	if r == nil || p.Chunk >= r.chunks || r.taken[p.Chunk] || wire.SerialLess16(p.Epoch, r.header.Epoch) {
+	if r == nil || p.Chunk-r.header.Chunk >= r.chunks || r.taken[p.Chunk-r.header.Chunk] || wire.SerialLess16(p.Epoch, r.header.Epoch) {
 		e.stats.Late++
 		return nil
 	}
@@ -494,7 +575,11 @@ func (e *Endpoint) account(now time.Duration) {
 func (e *Endpoint) finishRound(now time.Duration) {
 	r := e.live[0]
 	e.live = e.live[:copy(e.live, e.live[1:])]
-	e.kept = append(e.kept, r)
+	if e.cfg.Async {
+		e.free = append(e.free, r) // nobody else has its RESULTs to take
+	} else {
+		e.kept = append(e.kept, r)
+	}
 	c := r.call
 	c.rounds--
 	i, t := &c.info, &r.total
@@ -514,16 +599,18 @@ func (e *Endpoint) finishRound(now time.Duration) {
 	}
 	if e.cfg.Observe != nil {
 		e.cfg.Observe(Round{
-			Key:      c.key,
-			Number:   r.header.Round,
-			Epoch:    r.header.Epoch,
-			Scout:    r.vec.scout,
-			Modular:  r.vec.modular,
-			Exponent: r.header.Exponent,
-			Offset:   r.offset,
-			Sum:      r.sum,
-			Mask:     t.mask,
-			Masks:    r.masks,
+			Key:       c.key,
+			Number:    r.number,
+			Epoch:     r.header.Epoch,
+			Async:     r.async(),
+			Scout:     r.vec.scout,
+			Modular:   r.vec.modular,
+			Exponent:  r.header.Exponent,
+			Offset:    r.offset,
+			Sum:       r.sum,
+			Mask:      t.mask,
+			Masks:     r.masks,
+			Additions: r.additions,
 		})
 	}
 	c.tensor.amax = max(c.tensor.amax, t.amax)
@@ -533,7 +620,7 @@ func (e *Endpoint) finishRound(now time.Duration) {
 		e.scaled(c)
 	case c.rounds == 0 && c.next == c.vec.len():
 		i.Duration = now - c.began
-		i.Behind = int(max(0, int32(e.newest-r.header.Round)))
+		i.Behind = int(max(0, int32(e.newest-r.number)))
 		c.done = true
 		c.tensor.user = nil
 		e.idle = now
@@ -553,6 +640,7 @@ func (c *Call) count(t *tally) {
 	i.Mask &= t.mask
 	i.Least, i.Most = min(i.Least, t.least), max(i.Most, t.most)
 	i.Late += t.late
+	i.Additions = max(i.Additions, int(t.additions))
 	path := "both"
 	switch uint32(t.server) {
 	case 0:
@@ -575,7 +663,7 @@ func (e *Endpoint) forget(newest uint32) {
 		keep = uint32(e.cfg.Rounds)
 	}
 	n := 0
-	for n < len(e.kept) && newest-e.kept[n].header.Round >= keep {
+	for n < len(e.kept) && newest-e.kept[n].number >= keep {
 		n++
 	}
 	if n > 0 {
@@ -609,7 +697,7 @@ func (e *Endpoint) Overdue(now time.Duration) *DeadlineError {
 	if len(e.live) > 0 {
 		r := e.live[0]
 		missing, first, left := e.window.Missing()
-		d.Round, d.Chunk, d.Left, d.Chunks = r.header.Round, first, left, int(r.chunks)
+		d.Round, d.Chunk, d.Left, d.Chunks = r.header.Round, r.header.Chunk+first, left, int(r.chunks)
 		d.Missing, d.Server = maskRanks(missing), r.server[first]
 	}
 	return d

@@ -18,7 +18,7 @@ func (e *Endpoint) Freeze() recovery.State {
 	s := recovery.State{Next: e.window.NextRound(), Seq: e.window.NextSeq()}
 	s.First = s.Next
 	if len(e.live) > 0 {
-		s.First = e.live[0].header.Round
+		s.First = e.live[0].number
 	}
 	for _, r := range e.kept {
 		s.Rounds = append(s.Rounds, r.held())
@@ -45,7 +45,7 @@ func (e *Endpoint) Freeze() recovery.State {
 
 // held returns the chunks of the round that have their RESULT.
 func (r *round) held() recovery.Held {
-	h := recovery.NewHeld(r.header.Round, r.chunks)
+	h := recovery.NewHeld(r.number, r.chunks)
 	for c := range r.chunks {
 		if r.taken[c] {
 			h.Set(c)
@@ -107,7 +107,7 @@ func (e *Endpoint) Resume(now time.Duration, epoch uint16, restart recovery.Rest
 	e.account(now)
 	first := next
 	if len(e.live) > 0 {
-		first = e.live[0].header.Round
+		first = e.live[0].number
 	}
 	rest := make([]agg.Rest, len(e.live))
 	for i, r := range e.live {
@@ -116,9 +116,9 @@ func (e *Endpoint) Resume(now time.Duration, epoch uint16, restart recovery.Rest
 		clear(r.strikes)
 		rest[i].Silent = r.call.silent
 		for c := range r.chunks {
-			if final := restart.Final(recovery.ChunkID{Round: r.header.Round, Chunk: c}); final != r.taken[c] {
+			if final := restart.Final(recovery.ChunkID{Round: r.number, Chunk: c}); final != r.taken[c] {
 				return fmt.Errorf("resume after a recovery: the RESULT of round %d, chunk %d is here: %t, it is final: %t",
-					r.header.Round, c, r.taken[c], final)
+					r.number, c, r.taken[c], final)
 			}
 			if !r.taken[c] {
 				rest[i].Missing = append(rest[i].Missing, c)
@@ -219,13 +219,13 @@ func (e *Endpoint) foreseen(chunks uint32) (missing []uint32, some bool, err err
 
 // receiveGiven takes the RESULTs of a round that has just begun which were handed over before.
 func (e *Endpoint) receiveGiven(r *round) error {
-	i := findHeld(e.finals, r.header.Round)
+	i := findHeld(e.finals, r.number)
 	if i < 0 {
 		return nil
 	}
 	e.finals = slices.Delete(e.finals, i, i+1)
 	for c := range r.chunks {
-		id := recovery.ChunkID{Round: r.header.Round, Chunk: c}
+		id := recovery.ChunkID{Round: r.number, Chunk: c}
 		b, ok := e.given[id]
 		if !ok {
 			continue
@@ -265,7 +265,7 @@ func findHeld(rounds []recovery.Held, number uint32) int {
 
 // find returns the round with a number, or nil.
 func find(rounds []*round, number uint32) *round {
-	i := slices.IndexFunc(rounds, func(r *round) bool { return r.header.Round == number })
+	i := slices.IndexFunc(rounds, func(r *round) bool { return r.number == number })
 	if i < 0 {
 		return nil
 	}
@@ -290,7 +290,7 @@ func (e *Endpoint) Progress(now time.Duration) Progress {
 		p.Key, p.For = e.calls[0].key, now-e.calls[0].began
 	}
 	if len(e.live) > 0 {
-		p.Round = e.live[0].header.Round
+		p.Round = e.live[0].number
 		p.Missing, p.Chunk, p.Left = e.window.Missing()
 		p.Server = e.live[0].server[p.Chunk]
 	}

@@ -41,15 +41,17 @@ func (v *vector) slice(from, to int) vector {
 // round is one round of one worker: it encodes contributions when the window asks for them, and takes the answers. It
 // knows no clock and no link. Its memory is used again by a later round.
 type round struct {
-	e      *Endpoint
-	call   *Call
-	header wire.Header // what all chunks have in common
-	vec    vector      // the part of the call's
-	offset int         // of it in the call's
-	chunks uint32
-	left   uint32   // chunks without their RESULT
-	sum    []int32  // the integers of the result; nil when nobody wants them
-	masks  []uint64 // contributors by chunk; nil when nobody wants them, or they are always all ranks
+	e         *Endpoint
+	call      *Call
+	number    uint32      // the window's
+	header    wire.Header // what all chunks have in common; Chunk is the first one's number
+	vec       vector      // the part of the call's
+	offset    int         // of it in the call's
+	chunks    uint32
+	left      uint32   // chunks without their RESULT
+	sum       []int32  // the integers of the result; nil when nobody wants them
+	masks     []uint64 // contributors by chunk; nil when nobody wants them, or they are always all ranks
+	additions []uint32 // async: contributions in the result by chunk; nil when nobody wants them
 
 	// payloads has wire.MaxLen bytes for each chunk, which have one owner at a time: from the chunk's first transmission
 	// on they are its GRAD, and once its RESULT was taken they are that, as it came.
@@ -76,6 +78,7 @@ type tally struct {
 	late      int    // chunks without this worker
 	server    int    // chunks that a server closed
 	chunks    uint32 // of the round
+	additions uint32 // async: contributions in the result of a chunk, at most
 }
 
 // begin starts a round at time now.
@@ -93,11 +96,22 @@ func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) error 
 	case err != nil:
 		return err
 	case some:
-		r.header.Round, r.header.Epoch = e.window.BeginPart(now, missing, c.silent)
+		r.number, r.header.Epoch = e.window.BeginPart(now, missing, c.silent)
 	case c.silent:
-		r.header.Round, r.header.Epoch = e.window.Listen(now, r.chunks)
+		r.number, r.header.Epoch = e.window.Listen(now, r.chunks)
 	default:
-		r.header.Round, r.header.Epoch = e.window.Begin(now, r.chunks)
+		r.number, r.header.Epoch = e.window.Begin(now, r.chunks)
+	}
+	r.header.Round = r.number
+	switch s := &c.tensor.sums; {
+	case !e.cfg.Async:
+	case vec.scout:
+		r.header.Round = e.scouts
+		e.scouts++
+	default:
+		r.header.Flags = wire.FlagAsync
+		r.header.Round, r.header.Chunk = s.clock, s.base
+		s.clock++
 	}
 	if n := int(r.chunks); n > len(r.taken) {
 		r.payloads = make([]byte, n*wire.MaxLen)
@@ -109,15 +123,18 @@ func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) error 
 	r.total = tally{mask: e.ranks, least: wire.MaxRanks, chunks: r.chunks}
 	if e.cfg.Observe != nil {
 		r.sum = slices.Grow(r.sum[:0], vec.len())[:vec.len()]
-		if e.cfg.Quorum > 0 {
+		if e.cfg.Quorum > 0 || e.cfg.Async {
 			r.masks = slices.Grow(r.masks[:0], int(r.chunks))[:r.chunks]
+		}
+		if e.cfg.Async {
+			r.additions = slices.Grow(r.additions[:0], int(r.chunks))[:r.chunks]
 		}
 	}
 	return nil
 }
 
-// chunksOf returns the number of chunks of a round of so many elements.
-func chunksOf(elems int) uint32 { return uint32(max(1, (elems+wire.MaxLanes-1)/wire.MaxLanes)) }
+// async reports whether the round's contributions are added to running sums.
+func (r *round) async() bool { return r.header.Flags&wire.FlagAsync != 0 }
 
 // payload returns the bytes of a chunk.
 func (r *round) payload(chunk uint32) []byte {
@@ -133,10 +150,13 @@ func (r *round) bounds(chunk uint32) (from, to int) {
 // shape returns the header fields that all contributions to a chunk have in common.
 func (r *round) shape(chunk uint32) (h wire.Header) {
 	h = r.header
-	h.Chunk = chunk
+	h.Chunk += chunk
 	from, to := r.bounds(chunk)
 	h.Elems = uint16(to - from)
 	h.Blocks = wire.BlocksFor(to - from)
+	if r.async() {
+		return h // a round's number is a clock, and lanes always wrap
+	}
 	if chunk == r.chunks-1 {
 		h.Flags |= wire.FlagLast
 	}
@@ -161,21 +181,57 @@ func (r *round) packet(s agg.Send) []byte {
 	from, to := r.bounds(s.Chunk)
 	lanes := p[wire.HeaderLen:]
 	var tag [2]uint32
+	var clipped bool
 	if r.vec.modular {
-		tag = scale.EncodeInt32(lanes, r.vec.i32[from:to])
-	} else {
-		clipped := false
-		tag, clipped = scale.Encode(lanes, r.vec.f32[from:to], h.Exponent, r.e.limit)
-		if clipped {
-			h.Flags |= wire.FlagSaturated
+		values := r.vec.i32[from:to]
+		if r.async() {
+			values, clipped = r.e.clip(values)
 		}
+		tag = scale.EncodeInt32(lanes, values)
+	} else {
+		tag, clipped = scale.Encode(lanes, r.vec.f32[from:to], h.Exponent, r.e.limit)
+	}
+	if clipped {
+		h.Flags |= wire.FlagSaturated
 	}
 	place := wire.TagPlace(h.Job, h.Round, h.Chunk, h.Rank)
+	if r.async() {
+		place = wire.TagPlace(h.Job, 0, h.Chunk, 0)
+	}
 	for t := range h.Tag {
 		h.Tag[t] = (place[t] + tag[t]) % wire.P
 	}
 	wire.PutHeader(p, &h)
 	return p
+}
+
+// clip returns integers of a chunk, or where any exceeds the limit a copy of them without what exceeds it.
+func (e *Endpoint) clip(values []int32) (within []int32, clipped bool) {
+	for i, v := range values {
+		if v >= -e.limit && v <= e.limit {
+			continue
+		}
+		if !clipped {
+			clipped = true
+			e.clipped = append(e.clipped[:0], values...)
+		}
+		e.clipped[i] = max(-e.limit, min(v, e.limit))
+	}
+	if clipped {
+		return e.clipped, true
+	}
+	return values, false
+}
+
+// handle tells the window of the answer under examination, in its own numbers.
+func (r *round) handle(now time.Duration) agg.Event {
+	h := r.e.answer.Header
+	h.Round = r.number
+	h.Chunk -= r.header.Chunk
+	if r.e.cfg.Async {
+		h.NextEpoch = 0 // an async job's plan is changed otherwise
+	}
+	return r.e.window.Handle(now, &h)
 }
 
 // take handles the answer under examination, which is for a chunk of the round that has no RESULT yet. Errors end the
@@ -187,16 +243,16 @@ func (r *round) take(now time.Duration, b []byte) error {
 	case wire.TypeResult:
 		return r.result(now, b)
 	case wire.TypeNack:
-		switch e.window.Handle(now, &p.Header) {
+		switch r.handle(now) {
 		case agg.EventRefused:
 			return r.strike(b, &RefusedError{Round: p.Round, Chunk: p.Chunk, Reason: p.Reason})
 		case agg.EventForgotten:
 			e.unknown = p.Reason
 		}
 	case wire.TypeWait, wire.TypeAck:
-		r.server[p.Chunk] = p.Type == wire.TypeAck
+		r.server[p.Chunk-r.header.Chunk] = p.Type == wire.TypeAck || e.cfg.Async
 		e.unknown = wire.ReasonNone
-		e.window.Handle(now, &p.Header)
+		r.handle(now)
 	default:
 		e.stats.Malformed++ // not for a worker
 	}
@@ -210,34 +266,63 @@ func (r *round) result(now time.Duration, b []byte) error {
 	if err := p.Decode(b); err != nil { // not possible: the header was decoded before
 		return fmt.Errorf("decode result: %w", err)
 	}
-	want := r.shape(p.Chunk)
+	want := r.shape(p.Chunk - r.header.Chunk)
 	if diff := r.shapeDiff(&p.Header, &want); diff != "" {
 		return r.strike(b, &IntegrityError{Round: p.Round, Chunk: p.Chunk, Shape: diff})
 	}
-	if !p.TagOK() {
+	if !r.tagOK() {
 		return r.strike(b, &IntegrityError{Round: p.Round, Chunk: p.Chunk})
 	}
-	if e.window.Handle(now, &p.Header) != agg.EventResult {
+	if r.handle(now) != agg.EventResult {
 		e.stats.Late++ // for a chunk that was not sent: nobody who keeps the rules does that
 		return nil
 	}
 	e.unknown = wire.ReasonNone
-	if wire.SerialLess(e.newest, p.Round) {
-		e.newest = p.Round
+	if wire.SerialLess(e.newest, r.number) {
+		e.newest = r.number
 	}
 	r.settle(b)
-	e.forget(p.Round)
+	e.forget(r.number)
 	return nil
+}
+
+// tagOK reports whether the RESULT under examination is what its tag says. That of a running sum is turned into the
+// difference to the last one: its lanes are what was added since then.
+func (r *round) tagOK() bool {
+	p := &r.e.answer
+	if !r.async() {
+		return p.TagOK()
+	}
+	s, chunk := &r.call.tensor.sums, p.Chunk-r.header.Chunk
+	from, to := r.bounds(chunk)
+	for i, v := range s.lanes[from:to] {
+		p.Lanes[i] -= v
+	}
+	last := s.chunks[chunk]
+	return wire.DifferenceOK(p.Job, p.Chunk, p.Seq-last.additions, last.tag, p.Tag, p.Lanes[:to-from])
+}
+
+// advance makes the RESULT under examination, of which the lanes are a difference, a chunk's last running sum. It
+// returns the number of contributions in the difference.
+func (s *sums) advance(p *wire.Packet, chunk uint32, from, to int) (additions uint32) {
+	for i := range s.lanes[from:to] {
+		s.lanes[from+i] += p.Lanes[i]
+	}
+	last := &s.chunks[chunk]
+	additions = p.Seq - last.additions
+	last.tag, last.additions = p.Tag, p.Seq
+	return additions
 }
 
 // settle takes the RESULT under examination, whose payload is b, as its chunk's. What the chunk's sum does not have of
 // this worker's values is kept for the tensor's next all-reduce: all of them where its bit is not in the mask.
 func (r *round) settle(b []byte) {
 	p := &r.e.answer
-	copy(r.payload(p.Chunk), b)
-	r.taken[p.Chunk] = true
+	chunk := p.Chunk - r.header.Chunk
+	copy(r.payload(chunk), b)
+	r.taken[chunk] = true
 	r.left--
-	from, to := r.bounds(p.Chunk)
+	from, to := r.bounds(chunk)
 	lanes := p.Lanes[:to-from]
 	if r.sum != nil {
 		copy(r.sum[from:to], lanes)
@@ -253,7 +338,14 @@ func (r *round) settle(b []byte) {
 		t.late++
 		r.call.tensor.keep(own, r.offset+from)
 	case p.Flags&wire.FlagSaturated != 0:
-		r.keepRest(own.f32, from)
+		r.keepRest(own, from)
+	}
+	if r.async() {
+		n := r.call.tensor.sums.advance(p, chunk, from, to)
+		t.additions = max(t.additions, n)
+		if r.additions != nil {
+			r.additions[chunk] = n
+		}
 	}
 	switch {
 	case r.vec.modular:
@@ -269,7 +361,7 @@ func (r *round) settle(b []byte) {
 		t.server++
 	}
 	if r.masks != nil {
-		r.masks[p.Chunk] = p.Contributors
+		r.masks[chunk] = p.Contributors
 	}
 	t.amax = max(t.amax, p.Amax)
 	t.spread = max(t.spread, p.SpreadUs)
@@ -280,9 +372,15 @@ func (r *round) settle(b []byte) {
 
 // keepRest keeps for the tensor's next all-reduce what did not fit the lanes of some values, which begin at an element of
 // the round's vector.
-func (r *round) keepRest(values []float32, from int) {
+func (r *round) keepRest(values vector, from int) {
 	t := r.call.tensor
-	scale.Clipped(values, r.header.Exponent, r.e.limit, func(i int, value float32) {
+	for i, v := range values.i32 {
+		if r.async() && (v < -r.e.limit || v > r.e.limit) {
+			r.total.clipped++
+			t.ints = append(t.ints, rest[int32]{r.offset + from + i, v - max(-r.e.limit, min(v, r.e.limit))})
+		}
+	}
+	scale.Clipped(values.f32, r.header.Exponent, r.e.limit, func(i int, value float32) {
 		r.total.clipped++
 		t.floats = append(t.floats, rest[float32]{r.offset + from + i, value})
 	})
@@ -291,7 +389,7 @@ func (r *round) keepRest(values []float32, from int) {
 // shapeDiff says in what a RESULT differs from the worker's own contribution, or nothing.
 func (r *round) shapeDiff(got, want *wire.Header) string {
 	switch {
-	case !r.e.window.Enough(got.Contributors):
+	case !r.enough(got.Contributors):
 		return fmt.Sprintf("the contributions of %d ranks (mask %#x) instead of %d", bits.OnesCount64(got.Contributors),
 			got.Contributors, cmp.Or(r.e.cfg.Quorum, r.e.cfg.Ranks))
 	case got.Elems != want.Elems || got.Blocks != want.Blocks:
@@ -304,6 +402,14 @@ func (r *round) shapeDiff(got, want *wire.Header) string {
 		return fmt.Sprintf("flags %#x instead of %#x", got.Flags&wire.ShapeFlags, want.Flags&wire.ShapeFlags)
 	}
 	return ""
+}
+
+// enough reports whether a RESULT of the round may have these contributors.
+func (r *round) enough(mask uint64) bool {
+	if r.e.cfg.Async && r.vec.scout {
+		return mask == r.e.ranks
+	}
+	return r.e.window.Enough(mask)
 }
 
 // strike is what is known of the wrong answers for a chunk.

@@ -23,8 +23,9 @@ type world struct {
 	sw      *agg.Switch
 	servers []*agg.Server
 	ranks   []*rank
-	sent    map[place][]int32 // lanes of every GRAD
-	err     error             // the first
+	sent    map[place][]int32  // lanes of every GRAD
+	added   func(*wire.Header) // is told of every contribution that a running sum takes
+	err     error              // the first
 	errRank int
 }
 
@@ -106,7 +107,9 @@ func (w *world) newRank(id int, cfg Config) *rank {
 	k := &rank{id: id}
 	cfg.Job, cfg.Rank, cfg.Ranks, cfg.Pool, cfg.Depth, cfg.MaxChunks = 1, id, w.worldConfig.ranks, w.pool, w.depth, w.chunks
 	cfg.Quorum, cfg.Wait, cfg.Rounds = int(w.plan.Quorum), time.Duration(w.plan.WaitUs)*time.Microsecond, int(w.plan.Rounds)
+	cfg.Async, cfg.Staleness = w.plan.Async, int(w.plan.Staleness)
 	cfg.Observe = func(r Round) {
+		r.Additions = append([]uint32{}, r.Additions...)
 		r.Sum = append([]int32{}, r.Sum...)
 		r.Masks = append([]uint64{}, r.Masks...)
 		k.rounds = append(k.rounds, r)
@@ -140,7 +143,7 @@ func (w *world) install(epoch uint16) {
 
 // observed checks that a round's integers are the sum of what the ranks in its masks have sent.
 func (w *world) observed(r *Round) {
-	if r.Scout {
+	if r.Scout || r.Async {
 		return
 	}
 	for c := 0; c*wire.MaxLanes < len(r.Sum); c++ {
@@ -277,8 +280,12 @@ func (w *world) arrive(f *flight) {
 			w.put(homeService, nodeServer+out.Server, 0, p)
 		}
 	case f.to >= nodeServer:
+		question := p.Header
 		out := w.servers[f.to-nodeServer].Handle(us, p)
 		w.refused(p, out.Reason)
+		if w.added != nil && out.Reason == wire.ReasonNone && question.Flags&wire.FlagAsync != 0 {
+			w.added(&question)
+		}
 		switch out.Dest {
 		case agg.ToSender:
 			w.put(f.to, nodeSwitch, f.from, p)

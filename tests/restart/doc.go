@@ -1,0 +1,2 @@
+// Package restart kills the controller in the middle of whole jobs, in one process.
+package restart
