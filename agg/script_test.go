@@ -422,7 +422,7 @@ func (s *windowScript) run(cmd string, a *args) string {
 	case "window":
 		s.Window = NewWindow(WindowConfig{Job: 1, Epoch: uint16(a.num("epoch", 1)), Rank: uint8(a.num("rank", 0)),
 			Ranks: a.mask("ranks", 3), Pool: uint32(a.num("pool", 2)),
-			Depth: int(a.num("depth", 0)), Quorum: int(a.num("quorum", 0)), Wait: a.time("wait")})
+			Depth: int(a.num("depth", 0)), Quorum: int(a.num("quorum", 0)), Wait: a.time("wait"), Async: a.has("async")})
 	case "begin":
 		chunks := uint32(a.num("chunks", 1))
 		if !s.MayBegin() {

@@ -36,6 +36,9 @@ func (w *Worker) Stats() Stats {
 //
 // In a job with a quorum data is replaced by the mean of those workers that were in time instead, chunk by chunk:
 // Info.Least, Most and Late say of how many. What of this worker came too late is added to the tensor's next all-reduce.
+//
+// In an async job nobody waits for anybody: data is replaced by the sum of all contributions to the tensor that were added
+// since this worker's last all-reduce of it, its own one among them. Info.Additions says how many those are.
 func (w *Worker) AllReduce(ctx context.Context, key string, data []float32) (Info, error) {
 	p, err := w.Start(key, data)
 	return p.result(ctx, err)

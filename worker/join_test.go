@@ -92,6 +92,7 @@ func TestJoinRefused(t *testing.T) {
 		"mode":        {ready(func(r *api.Ready) { r.Consistency = &api.Consistency{Mode: "lax"} }), `consistency "lax"`},
 		"no quorum":   {ready(func(r *api.Ready) { r.Consistency = &api.Consistency{Mode: "quorum", Rounds: 8} }), "quorum of 0"},
 		"quorum":      {ready(func(r *api.Ready) { r.Consistency = &api.Consistency{Mode: "quorum", Quorum: 3, Rounds: 8} }), "quorum of 3"},
+		"staleness":   {ready(func(r *api.Ready) { r.Consistency = &api.Consistency{Mode: "async", Staleness: 1 << 31} }), "staleness of 2147483648"},
 		"rounds": {ready(func(r *api.Ready) {
 			r.Depth, r.Consistency = 3, &api.Consistency{Mode: "quorum", Quorum: 1, Rounds: 4}
 		}), "keep 4 rounds"},

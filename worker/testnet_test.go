@@ -41,20 +41,22 @@ func serverAddr(s int) wire.Addr {
 
 // netConfig describes a test network. The zero value with ranks set is a lossless one in mode "switch".
 type netConfig struct {
-	ranks   int
-	steered uint64 // ranks that a server gets; with servers
-	servers int
-	pool    uint32 // default 16
-	chunks  uint32 // longest round, default 64
-	depth   uint32 // default 1
-	quorum  uint32 // 0 = sync
-	wait    time.Duration
-	seed    uint64
-	loss    float64            // probability of a frame's loss on each hop
-	dup     float64            // probability of a second copy
-	delay   int                // frames that may overtake a frame
-	tamper  func(*wire.Packet) // changes answers before they reach a worker
-	watch   func(*wire.Packet) // sees what workers send
+	ranks     int
+	steered   uint64 // ranks that a server gets; with servers
+	servers   int
+	pool      uint32 // default 16
+	chunks    uint32 // longest round, default 64
+	depth     uint32 // default 1
+	quorum    uint32 // 0 = sync
+	wait      time.Duration
+	async     bool
+	staleness uint32
+	seed      uint64
+	loss      float64            // probability of a frame's loss on each hop
+	dup       float64            // probability of a second copy
+	delay     int                // frames that may overtake a frame
+	tamper    func(*wire.Packet) // changes answers before they reach a worker
+	watch     func(*wire.Packet) // sees what workers send
 }
 
 // testnet is a switch, servers and links between them in memory, built on the reference models of package agg, with a
@@ -126,14 +128,20 @@ func startTestnet(cfg netConfig) (n *testnet, stop func()) {
 
 // serverRounds is the number of rounds that a server keeps: twice the depth, in powers of two; more with a quorum.
 func (n *testnet) serverRounds() uint32 {
-	if n.quorum > 0 {
+	switch {
+	case n.quorum > 0:
 		return 64
+	case n.async:
+		return 4
 	}
 	return 1 << bits.Len32(2*max(n.depth, 1)-1)
 }
 
 func (n *testnet) consistency() *api.Consistency {
-	if n.quorum == 0 {
+	switch {
+	case n.async:
+		return &api.Consistency{Mode: "async", Staleness: n.staleness}
+	case n.quorum == 0:
 		return nil
 	}
 	return &api.Consistency{Mode: "quorum", Quorum: n.quorum, WaitUs: uint32(n.wait.Microseconds()), Rounds: n.serverRounds()}
@@ -149,7 +157,7 @@ func (n *testnet) install(epoch uint16) {
 	for s, srv := range n.srv {
 		ports = append(ports, uint16(65+s))
 		if err := srv.Install(agg.ServerPlan{Job: testJob, Epoch: epoch, Ranks: all, Chunks: n.chunks, Rounds: n.serverRounds(),
-			Quorum: n.quorum, WaitUs: uint32(n.wait.Microseconds())}); err != nil {
+			Quorum: n.quorum, WaitUs: uint32(n.wait.Microseconds()), Async: n.async, Staleness: n.staleness}); err != nil {
 			panic(err)
 		}
 	}

@@ -241,7 +241,7 @@ func (w *Worker) setUp() error {
 			return fmt.Errorf("servers keep %d rounds, want at least %d", c.Rounds, 2*max(r.Depth, 1))
 		}
 	case "async":
-		if r.Ranks*(2*c.Staleness+3) > 1<<24 {
+		if uint64(r.Ranks)*(2*uint64(c.Staleness)+3) > 1<<24 {
 			return fmt.Errorf("staleness of %d contributions, want less", c.Staleness)
 		}
 	default:
