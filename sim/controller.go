@@ -11,31 +11,38 @@ import (
 // controller changes a job's plan by the steps of docs/protocol.md, "Changing a plan", with a pause after each.
 type controller struct {
 	plan  int      // in force, or to be replaced
+	epoch uint16   // of it
 	steps []func() // of the change under way; the next one first
 	// waiting is set when the next step has to wait until all ranks use the new plan.
 	waiting bool
 }
 
-// epoch returns the epoch of the job's plan with the given index. Two that follow each other are of different halves.
-func (w *world) epoch(plan int) uint16 {
-	e := int(w.s.Epoch) + plan
-	if e > 0xffff {
-		e -= 0xfffe // 65535 is odd, and so would be 1
+// nextEpoch returns the epoch after another. Two that follow each other are of different halves.
+func nextEpoch(e uint16) uint16 {
+	if e == 0xffff {
+		return 2 // 65535 is odd, and so would be 1
 	}
-	return uint16(e)
+	return e + 1
+}
+
+// epoch returns the epoch of the plan with the given index: the one in force, or the one after it.
+func (w *world) epoch(plan int) uint16 {
+	if plan > w.controller.plan {
+		return nextEpoch(w.controller.epoch)
+	}
+	return w.controller.epoch
 }
 
 // plan returns the plan of an epoch.
 func (w *world) plan(epoch uint16) *Plan {
-	for i := range w.s.Plans {
-		if w.epoch(i) == epoch {
-			return &w.s.Plans[i]
-		}
+	if i, ok := w.installed[epoch]; ok {
+		return &w.s.Plans[i]
 	}
 	return &Plan{}
 }
 
 func (w *world) installServer(plan, server int) {
+	w.installed[w.epoch(plan)] = plan
 	err := w.servers[server].Install(agg.ServerPlan{
 		Job: w.jobID(), Epoch: w.epoch(plan), Ranks: w.s.all(), Chunks: uint32(w.s.MaxChunks), Rounds: w.s.serverRounds(),
 	})
@@ -45,6 +52,7 @@ func (w *world) installServer(plan, server int) {
 }
 
 func (w *world) installSwitch(plan int) {
+	w.installed[w.epoch(plan)] = plan
 	p := &w.s.Plans[plan]
 	members := make(map[uint8]agg.Member, w.s.Workers)
 	for r := range w.s.Workers {
@@ -108,7 +116,11 @@ func (w *world) change(i int) (steps []func()) {
 			w.servers[server].Remove(w.jobID(), w.epoch(i))
 		})
 	}
-	step(func() { w.controller.plan++ })
+	step(func() {
+		delete(w.installed, w.epoch(i))
+		w.controller.epoch = w.epoch(i + 1)
+		w.controller.plan++
+	})
 	return steps
 }
 
@@ -142,15 +154,12 @@ func (w *world) control() {
 	} else {
 		c.steps = c.steps[1:]
 	}
-	w.events.add(event{at: w.now + pause, kind: control, job: w.job})
+	w.events.add(event{at: w.now + pause, kind: control, job: w.job, number: w.recoverer.number})
 }
 
 // removeJob takes the job away from everywhere.
 func (w *world) removeJob() {
-	for i := range w.s.Plans {
-		w.sw.Remove(w.jobID(), w.epoch(i))
-		for _, server := range w.servers {
-			server.Remove(w.jobID(), w.epoch(i))
-		}
+	for epoch := range w.installed {
+		w.removeEpoch(epoch)
 	}
 }

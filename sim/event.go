@@ -4,12 +4,13 @@ import "time"
 
 // event is something that will happen.
 type event struct {
-	at    time.Duration
-	order uint64 // of two at the same time the one that was planned first happens first
-	kind  kind
-	node  int    // a host: workers first, then servers
-	job   int    // wake, control: they mean nothing to later jobs
-	frame []byte // arrivals
+	at     time.Duration
+	order  uint64 // of two at the same time the one that was planned first happens first
+	kind   kind
+	node   int    // a host: workers first, then servers
+	job    int    // wake, control: they mean nothing to later jobs
+	number int    // of a recovery: what is planned for an earlier one means nothing
+	frame  []byte // arrivals
 }
 
 type kind uint8
@@ -22,6 +23,10 @@ const (
 	control              // the controller takes its next step
 	crash                // a worker dies
 	start                // the next job begins
+	lose                 // devices lose their memory
+	freeze               // a worker stops for a recovery
+	decide               // the controller knows what all have
+	resume               // a worker goes on
 )
 
 func (e *event) before(f *event) bool { return e.at < f.at || e.at == f.at && e.order < f.order }

@@ -28,17 +28,19 @@ type Options struct {
 
 // Report is what was seen in a run.
 type Report struct {
-	End       time.Duration   // simulated time
-	Rounds    []time.Duration // of every all-reduce: from the first rank's beginning to the last one's end
-	Packets   uint64          // that workers have sent
-	Resends   uint64          // of them
-	Frames    int             // put on a line
-	Losses    int
-	Overflows int // lost in a full queue
-	Damaged   int
-	Reasons   [wire.NumReasons]int // packets at aggregators
-	Errors    []error              // with which workers have ended all-reduces; only in jobs that may fail
-	Epochs    map[uint16]bool      // that rounds were run under
+	End        time.Duration   // simulated time
+	Rounds     []time.Duration // of every all-reduce: from the first rank's beginning to the last one's end
+	Packets    uint64          // that workers have sent
+	Resends    uint64          // of them
+	Frames     int             // put on a line
+	Losses     int
+	Overflows  int // lost in a full queue
+	Damaged    int
+	Reasons    [wire.NumReasons]int // packets at aggregators
+	Errors     []error              // with which workers have ended all-reduces; only in jobs that may fail
+	Epochs     map[uint16]bool      // that rounds were run under
+	Recoveries int                  // that were begun
+	HandedOver int                  // RESULTs, in them
 }
 
 // maxEvents ends a run that goes on without getting anywhere.
@@ -63,6 +65,8 @@ type world struct {
 	workers []*worker
 
 	controller controller
+	installed  map[uint16]int // plans by epoch
+	recoverer  recoverer
 	job        int  // counted from 0
 	ended      bool // the job; the next has not started yet
 
@@ -86,6 +90,7 @@ type worker struct {
 	began    time.Duration
 	wake     time.Duration // planned; zero = never
 	opened   map[uint32]bool
+	base     uint32 // the first seq since the last recovery: everything before it was answered
 	dead     bool
 }
 
@@ -114,6 +119,9 @@ func run(s *Schedule, opts Options) (*Report, error) {
 	w.events.add(event{kind: start})
 	if s.Crash != nil {
 		w.events.add(event{at: s.Crash.At, kind: crash, node: s.Crash.Rank})
+	}
+	for i := range s.Losses {
+		w.events.add(event{at: s.Losses[i].At, kind: lose, node: i})
 	}
 	for n := 0; w.failure == nil; n++ {
 		e, ok := w.events.pop()
@@ -173,8 +181,21 @@ func (w *world) happen(e *event) {
 			w.begin(k)
 		}
 	case control:
-		if e.job == w.job && !w.ended {
+		if e.job == w.job && !w.ended && e.number == w.recoverer.number {
 			w.control()
+		}
+	case lose:
+		w.lose(&w.s.Losses[e.node])
+	case freeze, decide, resume:
+		if e.job == w.job && !w.ended && e.number == w.recoverer.number {
+			switch e.kind {
+			case freeze:
+				w.freeze(e.node)
+			case decide:
+				w.decide()
+			default:
+				w.resume(w.workers[e.node])
+			}
 		}
 	case crash:
 		if w.job == 0 && !w.ended {
@@ -194,8 +215,8 @@ func (w *world) start() {
 	w.workers = w.workers[:0]
 	w.epochs, w.begun = map[uint32]uint16{}, w.begun[:0]
 	w.sums = make([]expected, len(w.s.Vectors))
+	w.controller, w.installed = controller{epoch: w.s.Epoch}, map[uint16]int{}
 	first := w.epoch(0)
-	w.controller = controller{}
 	for _, server := range w.s.Plans[0].Servers {
 		w.installServer(0, server)
 	}
@@ -210,7 +231,7 @@ func (w *world) start() {
 		w.workers = append(w.workers, k)
 		w.events.add(event{at: w.now + w.compute(r), kind: begin, node: r, job: w.job})
 	}
-	w.events.add(event{at: w.now + w.upTo(w.s.Control), kind: control, job: w.job})
+	w.events.add(event{at: w.now + w.upTo(w.s.Control), kind: control, job: w.job, number: w.recoverer.number})
 }
 
 // compute returns how long a worker computes before its next all-reduce.
@@ -304,7 +325,7 @@ func (w *world) checkSend(k *worker, payload []byte) {
 		w.failf("rank %d runs round %d under epoch %d, another under %d", k.rank, h.Round, h.Epoch, e)
 	}
 	w.epochs[h.Round] = h.Epoch
-	if h.Seq >= w.s.Pool && !k.opened[h.Seq-w.s.Pool] {
+	if h.Seq-k.base >= w.s.Pool && !k.opened[h.Seq-w.s.Pool] {
 		w.failf("rank %d sends seq %d before seq %d was answered: the pool is %d", k.rank, h.Seq, h.Seq-w.s.Pool, w.s.Pool)
 	}
 }

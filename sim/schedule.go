@@ -26,6 +26,7 @@ type Schedule struct {
 	Plans     []Plan  `yaml:"plans"`           // of a job, in their order; the first is there when it begins
 	Links     []Link  `yaml:"links"`           // of the workers, then of the servers, both directions alike
 	Crash     *Crash  `yaml:"crash,omitempty"`
+	Losses    []Loss  `yaml:"losses,omitempty"`
 	Damage    Damaged `yaml:"damage,omitempty"`
 
 	Compute []time.Duration `yaml:"compute"`        // by rank: what it does before every all-reduce, at the most
@@ -114,6 +115,12 @@ func (s *Schedule) check() error {
 		return fmt.Errorf("%d late times, want none or one for each of %d workers", len(s.Late), s.Workers)
 	case s.Crash != nil && (s.Crash.Rank < 0 || s.Crash.Rank >= s.Workers):
 		return fmt.Errorf("rank %d crashes, but there are %d workers", s.Crash.Rank, s.Workers)
+	}
+	for i := range s.Losses {
+		if l := &s.Losses[i]; !l.valid(s.Servers) || s.Crash != nil || s.Damage == Unprotected {
+			return fmt.Errorf("loss %d: servers %v of %d; together with a crash, or without checksums, nobody can say what has to come of it",
+				i, l.Servers, s.Servers)
+		}
 	}
 	for i, p := range s.Plans {
 		if p.Pool < s.Pool {
@@ -222,5 +229,17 @@ func Random(seed uint64) *Schedule {
 		}
 	}
 	s.Depth = 1 + rng.IntN(4)
+	if s.Crash == nil && s.Damage == Caught && chance(0.4) {
+		within := []time.Duration{2 * time.Millisecond, 50 * time.Millisecond, time.Second}[rng.IntN(3)]
+		for range 1 + rng.IntN(4) {
+			l := Loss{At: upTo(within), Switch: chance(0.6)}
+			for server := range s.Servers {
+				if chance(0.5) {
+					l.Servers = append(l.Servers, server)
+				}
+			}
+			s.Losses = append(s.Losses, l)
+		}
+	}
 	return s
 }

@@ -34,7 +34,7 @@ func Shrink(s *Schedule, tries int) (*Schedule, error) {
 func (s *Schedule) clone() *Schedule {
 	c := *s
 	c.Vectors, c.Plans, c.Links, c.Compute = slices.Clone(s.Vectors), slices.Clone(s.Plans), slices.Clone(s.Links), slices.Clone(s.Compute)
-	c.Late = slices.Clone(s.Late)
+	c.Late, c.Losses = slices.Clone(s.Late), slices.Clone(s.Losses)
 	return &c
 }
 
@@ -44,6 +44,9 @@ func cuts(s *Schedule) (cuts []func(*Schedule)) {
 	add(func(c *Schedule) { c.Jobs = 1 })
 	add(func(c *Schedule) { c.Crash = nil })
 	add(func(c *Schedule) { c.Late = nil })
+	for i := range s.Losses {
+		add(func(c *Schedule) { c.Losses = slices.Delete(c.Losses, i, i+1) })
+	}
 	for i := range s.Vectors {
 		if len(s.Vectors) > 1 {
 			add(func(c *Schedule) { c.Vectors = slices.Delete(c.Vectors, i, i+1) })

@@ -145,6 +145,7 @@ func TestCoverage(t *testing.T) {
 	var (
 		reasons                                               [wire.NumReasons]int
 		losses, overflows, damaged, errors, changes, restarts int
+		recoveries, handed                                    int
 	)
 	for seed := range uint64(300) {
 		s := Random(seed)
@@ -157,15 +158,18 @@ func TestCoverage(t *testing.T) {
 		}
 		losses, overflows, damaged = losses+r.Losses, overflows+r.Overflows, damaged+r.Damaged
 		errors += len(r.Errors)
-		changes += len(r.Epochs) - 1
+		if len(s.Losses) == 0 { // a recovery has another epoch too
+			changes += len(r.Epochs) - 1
+		}
+		recoveries, handed = recoveries+r.Recoveries, handed+r.HandedOver
 		if s.Crash != nil && len(r.Errors) > 0 {
 			restarts++
 		}
 	}
 	for name, n := range map[string]int{
 		"losses": losses, "full queues": overflows, "damaged packets": damaged, "errors": errors, "changes of plan": changes,
-		"jobs after a crash": restarts,
-		"summed":             reasons[wire.ReasonNone], "duplicates": reasons[wire.ReasonDuplicate],
+		"jobs after a crash": restarts, "recoveries": recoveries, "results handed over": handed,
+		"summed": reasons[wire.ReasonNone], "duplicates": reasons[wire.ReasonDuplicate],
 		"steered": reasons[wire.ReasonSteered], "forwarded": reasons[wire.ReasonForwarded],
 		"stale": reasons[wire.ReasonStale], "late for their epoch": reasons[wire.ReasonEpoch],
 		"late for their job": reasons[wire.ReasonUnknownJob], "wrong checksums": reasons[wire.ReasonChecksum],
