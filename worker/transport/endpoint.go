@@ -422,7 +422,13 @@ func (e *Endpoint) hear(now time.Duration, payload []byte) error {
 		e.newest = p.Round
 	}
 	c := e.listens()
-	if c == nil || p.Round != e.window.NextRound() {
+	next := e.window.NextRound()
+	switch {
+	case c == nil:
+		return nil
+	case int32(p.Round-next) >= int32(e.cfg.Rounds): // all RESULTs of it are lost, and nobody has them any more
+		return &RefusedError{Round: next, Reason: wire.ReasonStale}
+	case p.Round != next:
 		return nil
 	}
 	c.heard(&p.Header)

@@ -250,6 +250,35 @@ func TestQuorumBehind(t *testing.T) {
 	}
 }
 
+// TestComeBackDeaf: a rank that came back and has heard nothing of its first round until servers have forgotten it is told
+// what to do, and not before.
+func TestComeBackDeaf(t *testing.T) {
+	e := New(Config{Job: 1, Epoch: 1, Rank: 2, Ranks: 3, Pool: 4, MaxChunks: 1, Quorum: 2, Rounds: 4, Round: 10, Seq: 10})
+	if _, err := e.Begin(0, "w", []float32{1}); err != nil {
+		t.Fatal(err)
+	}
+	for round := uint32(11); round <= 14; round++ {
+		// Both ranks have contributed nothing but zeros: the tag is that of their places.
+		p := wire.Packet{Header: wire.Header{Type: wire.TypeResult, Flags: wire.FlagLast | wire.FlagServer, Job: 1, Epoch: 1,
+			Round: round, Elems: 1, Blocks: 1, Contributors: 3}}
+		for rank := range uint8(2) {
+			for i, h := range wire.TagPlace(1, round, 0, rank) {
+				p.Tag[i] += h
+			}
+		}
+		b := make([]byte, p.Len())
+		p.Encode(b)
+		err := e.Take(0, b)
+		var refused *RefusedError
+		if late := errors.As(err, &refused) && refused.Reason == wire.ReasonStale && refused.Round == 10; late != (round == 14) {
+			t.Errorf("at round %d: %v", round, err)
+		}
+		if batch := e.Due(0, make([][]byte, 0, 1)); len(batch) > 0 {
+			t.Error("it has sent something")
+		}
+	}
+}
+
 // TestComeBack: a rank that comes back has no history: it gives nothing in its first all-reduce of a tensor, gets what
 // all get, and gives all of it in the next.
 func TestComeBack(t *testing.T) {
