@@ -186,7 +186,10 @@ func (j *lossy) losses(servers int) map[string]func() error {
 		if err := j.lab.LoseSwitch(); err != nil {
 			return err
 		}
-		for j.epoch() == before && j.Context().Err() == nil { // the recovery has decided; is it over?
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for j.epoch() == before && j.Context().Err() == nil { // then the recovery has decided, and may be over
+			<-tick.C
 		}
 		j.lab.LoseServer(0)
 		return nil
