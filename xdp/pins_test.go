@@ -33,7 +33,7 @@ func bpfDir(t *testing.T) string {
 		t.Fatalf("mount a BPF file system: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(root, 0); err != nil {
+		if err := unix.Unmount(root, unix.MNT_DETACH); err != nil { // a test that failed may hold it open
 			t.Error(err)
 		}
 	})
