@@ -22,6 +22,8 @@ const (
 	stuckAfter = 200 * time.Millisecond
 	// freshReport is how old a rank's report may be that stands for what the rank does now.
 	freshReport = 5 * time.Second
+	// quietReport is how old the last report of a rank may be that is alive: reports come every second.
+	quietReport = 3 * time.Second
 	// longWait is how long a rank's own waiting is ordinary, if no aggregator waits for anybody.
 	longWait = time.Second
 )
@@ -328,7 +330,7 @@ func (e *evidence) blocker(rank int, lacking []stuck) *api.Blocker {
 	if atLeast { // the switch's chunks may be older than anybody has looked
 		age = "at least " + age
 	}
-	b.Explanation = e.sentence(rank, b, formatPlaces(places), at, age)
+	b.Explanation = e.sentence(rank, b, places, at, age)
 	return b
 }
 
@@ -349,7 +351,8 @@ func whereabouts(chunks []stuck) (places []place, at string) {
 }
 
 // sentence says what is known of a rank that has not sent its part of chunks to aggregators since an age.
-func (e *evidence) sentence(rank int, b *api.Blocker, chunks, at, age string) string {
+func (e *evidence) sentence(rank int, b *api.Blocker, places []place, at, age string) string {
+	chunks, round := formatPlaces(places), places[0].round
 	who := fmt.Sprintf("rank %d on host %s", rank, b.Host)
 	switch {
 	case e.job.GetGone()&(1<<rank) != 0:
@@ -365,7 +368,7 @@ func (e *evidence) sentence(rank int, b *api.Blocker, chunks, at, age string) st
 		says = append(says, "the switch has not seen a single packet of it")
 	case microseconds(b.SilentUs) >= stuckAfter:
 		say := fmt.Sprintf("the switch has seen none of its packets for at least %s", seconds(microseconds(b.SilentUs)))
-		if e.reports[rank].waits() { // and so sends again and again
+		if e.sendsInVain(rank, b, round) {
 			say += ", though it sends: they are lost on the way"
 		}
 		says = append(says, say)
@@ -375,6 +378,14 @@ func (e *evidence) sentence(rank int, b *api.Blocker, chunks, at, age string) st
 	return strings.Join(append(says, e.hearsay(rank)), "; ")
 }
 
+// sendsInVain reports whether a rank has told, while the switch has seen nothing of it, that it has waited for long in the
+// round that lacks it: it then sends again and again. What it told before that says nothing.
+func (e *evidence) sendsInVain(rank int, b *api.Blocker, round uint32) bool {
+	r := e.reports[rank]
+	return r.waits() && r.progress.GetRound() == round && microseconds(r.progress.GetForUs()) >= longWait &&
+		r.ago < microseconds(b.SilentUs)
+}
+
 // hearsay is what a rank has last said of itself.
 func (e *evidence) hearsay(rank int) string {
 	r := e.reports[rank]
@@ -382,6 +393,9 @@ func (e *evidence) hearsay(rank int) string {
 		return "it has reported nothing"
 	}
 	since := seconds(microseconds(r.progress.GetForUs()))
+	if r.ago >= quietReport {
+		return fmt.Sprintf("it has reported nothing for %s: its process is stopped, or cut off from the controller", seconds(r.ago))
+	}
 	if !r.progress.GetWaiting() {
 		return fmt.Sprintf("it last reported %s ago that it has been computing for %s", seconds(r.ago), since)
 	}

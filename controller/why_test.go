@@ -90,6 +90,39 @@ func TestExplain(t *testing.T) {
 				"switch round 7 chunks 4-4 have 7 missing 8", "switch round 7 chunks 6-6 have 7 missing 8", "switch round 7 chunks 8-9 have 7 missing 8"},
 		},
 		{
+			name: "what it told before it fell silent says nothing",
+			e: evidence{job: running(nil), chunks: pool[:1], traffic: []traffic{{}, {}, {}, {90, s / 5}},
+				reports: said(3, &api.Progress{Waiting: true, Round: 7, ChunksLeft: 6, ForUs: 3_000_000})},
+			summary:  "3 of 4 ranks wait for rank 3 on host w3: 1 chunk lacks rank 3, the oldest for 4.2 s",
+			blockers: []int{3},
+			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 12 of round 7 to the switch for at least 4.2 s; " +
+				"the switch has seen none of its packets for at least 0.2 s; " +
+				"it last reported 0.5 s ago that it has waited for 3.0 s for 6 chunks of round 7, from chunk 0 on"},
+			waiting: []string{"switch round 7 chunks 12-12 have 7 missing 8"},
+		},
+		{
+			name: "nor does what it told of an earlier round",
+			e: evidence{job: running(nil), chunks: pool[:1], traffic: []traffic{{}, {}, {}, {90, 2 * s}},
+				reports: said(3, &api.Progress{Waiting: true, Round: 6, ChunksLeft: 6, ForUs: 3_000_000})},
+			summary:  "3 of 4 ranks wait for rank 3 on host w3: 1 chunk lacks rank 3, the oldest for 4.2 s",
+			blockers: []int{3},
+			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 12 of round 7 to the switch for at least 4.2 s; " +
+				"the switch has seen none of its packets for at least 2.0 s; " +
+				"it last reported 0.5 s ago that it has waited for 3.0 s for 6 chunks of round 6, from chunk 0 on"},
+			waiting: []string{"switch round 7 chunks 12-12 have 7 missing 8"},
+		},
+		{
+			name: "who is dead reports no more",
+			e: evidence{job: running(nil), chunks: pool[:1], traffic: []traffic{{}, {}, {}, {90, 2 * s}},
+				reports: []report{{}, {}, {}, {&api.Progress{Round: 6}, 4 * s}}},
+			summary:  "3 of 4 ranks wait for rank 3 on host w3: 1 chunk lacks rank 3, the oldest for 4.2 s",
+			blockers: []int{3},
+			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 12 of round 7 to the switch for at least 4.2 s; " +
+				"the switch has seen none of its packets for at least 2.0 s; " +
+				"it has reported nothing for 4.0 s: its process is stopped, or cut off from the controller"},
+			waiting: []string{"switch round 7 chunks 12-12 have 7 missing 8"},
+		},
+		{
 			name: "rounds go round",
 			e: evidence{job: running(nil), traffic: none, reports: make([]report, 4),
 				chunks: []sight{at("switch", 0, 0, 0b0001, s), at("switch", 1<<32-1, 5, 0b0111, s)}},
