@@ -88,7 +88,7 @@ func TestReplay(t *testing.T) {
 			t.Logf("all-reduce %d (%s, exponent %d): relative L2 error %.2g", i, l.Step, l.Exponent, e)
 		}
 		for r := range n.ranks {
-			raw, err := os.ReadFile(filepath.Join(dir, replay.DumpName(i, r)))
+			raw, err := os.ReadFile(filepath.Join(dir, replay.DumpName(i, 1, 0, r)))
 			if err != nil {
 				t.Fatal(err)
 			}

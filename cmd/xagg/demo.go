@@ -45,6 +45,7 @@ everything runs in one process.`,
   xagg demo --mode hybrid --straggler 3=20ms --pcap demo.pcapng
   xagg demo --grads synthetic:1000000 --workers 8 --rounds 5 -o json
   xagg demo --mode steered --rounds 50
+  xagg demo --depth 4 --buckets 8
   xagg demo --switch simple_switch_grpc
   xagg demo --fault drop=5%,reorder=5% --fault corrupt=1%,port=65`,
 		Args: cobra.NoArgs,
@@ -88,7 +89,9 @@ everything runs in one process.`,
 	f.StringVar(&opts.SimpleSwitch, "simple-switch", "", "path of simple_switch_grpc (default: the one on the PATH)")
 	f.StringVar(&opts.Grads, "grads", "", "directory with *rank{R}.npy, or synthetic:N for N lanes (default: the embedded gradients)")
 	f.IntVar(&opts.Workers, "workers", 0, "number of workers (default: the ranks of the gradients; 4 for synthetic ones)")
-	f.IntVar(&opts.Rounds, "rounds", 0, "all-reduces per mode (default: each step three times)")
+	f.IntVar(&opts.Rounds, "rounds", 0, "vectors to all-reduce per mode (default: each step three times)")
+	f.IntVar(&opts.Depth, "depth", 1, "rounds of a job that may be under way")
+	f.IntVar(&opts.Buckets, "buckets", 1, "pieces that each vector is cut into, all-reduced at the same time as far as the depth goes")
 	f.StringArrayVar(&stragglers, "straggler", nil, "RANK=DELAY: this rank comes later to every all-reduce, and hybrid steers it")
 	faults.add(f)
 	f.BoolVar(&opts.NoChecksum, "no-checksum", false, "workers send without UDP checksums; damaged packets then show in the results' tags")
@@ -114,6 +117,12 @@ func demoError(ctx context.Context, err error) error {
 func prepareDemo(env *env, cmd *cobra.Command, opts *demo.Options, modes, stragglers []string) error {
 	if cmd.Flags().Changed("workers") && opts.Workers < 1 {
 		return usagef("--workers %d: want at least 1", opts.Workers)
+	}
+	if cmd.Flags().Changed("buckets") && opts.Buckets < 1 {
+		return usagef("--buckets %d: want at least 1", opts.Buckets)
+	}
+	if cmd.Flags().Changed("depth") && opts.Depth < 1 {
+		return usagef("--depth %d: want at least 1", opts.Depth)
 	}
 	var err error
 	if opts.Workers == 0 && strings.HasPrefix(opts.Grads, "synthetic:") {

@@ -20,7 +20,7 @@ import (
 func newWorkerCommand(env *env) *cobra.Command {
 	var (
 		controller, job, ip, spec, dump string
-		rank, rounds                    int
+		rank, rounds, buckets           int
 		port                            uint16
 		timeout, delay                  time.Duration
 		noChecksum                      bool
@@ -32,7 +32,8 @@ func newWorkerCommand(env *env) *cobra.Command {
 
 Writes one JSON object per all-reduce to stdout: its place (index, step), the scale (value = integer * 2^-exponent), the
 contributors' mask, packets, resends, clipped values, who came last, and the seconds that it took. With --dump the
-integers that the network summed are written to roundIII-rankR.i32 (little-endian int32) before.`,
+integers that the network summed are written to roundIII-rankR.i32 (little-endian int32) before; with --buckets to
+roundIII-bucketB-rankR.i32.`,
 		Example: `  xagg worker --controller unix:/run/xagg.sock --job train --rank 0 --ip 10.77.0.1 --grads /data/gradients
   xagg worker --controller 10.0.0.1:19860 --job train --rank 1 --ip 10.77.0.2 --grads synthetic:1000000 --rounds 10`,
 		Args: cobra.NoArgs,
@@ -54,6 +55,8 @@ integers that the network summed are written to roundIII-rankR.i32 (little-endia
 			case rounds < 0 || rounds > grads.MaxRounds:
 				return usagef("--rounds %d: want a number of all-reduces up to %d, or 0 for each step %d times", rounds, grads.MaxRounds,
 					grads.RepeatsPerStep)
+			case buckets < 1 || buckets > replay.MaxBuckets:
+				return usagef("--buckets %d: want 1 to %d", buckets, replay.MaxBuckets)
 			case timeout <= 0:
 				return usagef("--timeout %v: want a positive duration", timeout)
 			}
@@ -81,10 +84,11 @@ integers that the network summed are written to roundIII-rankR.i32 (little-endia
 			begin, count := time.Now(), 0
 			write := replay.Writer(env.stdout, dump, set, rank)
 			err = replay.Run(cmd.Context(), api.NewControllerClient(conn), replay.Config{
-				Worker: worker.Config{Job: job, Rank: rank, Link: link},
-				Set:    set,
-				Rounds: rounds,
-				Delay:  delay,
+				Worker:  worker.Config{Job: job, Rank: rank, Link: link},
+				Set:     set,
+				Rounds:  rounds,
+				Buckets: buckets,
+				Delay:   delay,
 			}, func(r replay.Reduced) error {
 				count++
 				return write(r)
@@ -104,7 +108,8 @@ integers that the network summed are written to roundIII-rankR.i32 (little-endia
 	f.StringVar(&ip, "ip", "", "IPv4 address of this machine that packets are sent from")
 	f.Uint16Var(&port, "port", wire.Port, "UDP port that packets are sent from; 0 takes a free one")
 	f.StringVar(&spec, "grads", "", "directory with *rank{R}.npy, or synthetic:N for N values (default: the embedded gradients)")
-	f.IntVar(&rounds, "rounds", 0, fmt.Sprintf("number of all-reduces (default: each step %d times)", grads.RepeatsPerStep))
+	f.IntVar(&rounds, "rounds", 0, fmt.Sprintf("number of vectors to all-reduce (default: each step %d times)", grads.RepeatsPerStep))
+	f.IntVar(&buckets, "buckets", 1, "pieces that each vector is cut into, all-reduced at the same time as far as the job's depth goes")
 	f.StringVar(&dump, "dump", "", "directory for the integers of every all-reduce")
 	f.DurationVar(&timeout, "timeout", worker.DefaultTimeout, "how long an all-reduce may take")
 	f.DurationVar(&delay, "delay", 0, "be a straggler: compute this much longer before every all-reduce")

@@ -23,6 +23,7 @@ import (
 
 	"xagg/api"
 	"xagg/bmv2/fault"
+	"xagg/controller"
 	"xagg/lab"
 	"xagg/policy"
 	"xagg/wire"
@@ -55,7 +56,9 @@ type Options struct {
 	Workers   int                   // 1..64
 	Set       *grads.Set            // of at least as many ranks
 	Grads     string                // how worker processes name Set: see `xagg worker --grads`
-	Rounds    int                   // all-reduces of a run; 0: what grads.Set.Schedule makes of it
+	Rounds    int                   // vectors of a run; 0: what grads.Set.Schedule makes of it
+	Buckets   int                   // that each vector is cut into, all-reduced at the same time; 0 = 1
+	Depth     int                   // rounds of a job that may be under way; 0 = 1
 	Straggler map[int]time.Duration // by rank: how much later it comes to every all-reduce
 	Steer     []int                 // ranks that hybrid steers to the server; none: the stragglers, or else the last rank
 	Faults    []fault.Spec          // what happens on the links of the switch's ports
@@ -89,6 +92,13 @@ func (o *Options) validate() error {
 	}
 	if o.Rounds < 0 || o.Rounds > grads.MaxRounds {
 		return usagef("%d rounds: want 1 to %d, or 0 for each step %d times", o.Rounds, grads.MaxRounds, grads.RepeatsPerStep)
+	}
+	o.Buckets, o.Depth = cmp.Or(o.Buckets, 1), cmp.Or(o.Depth, 1)
+	if o.Buckets < 0 || o.Buckets > replay.MaxBuckets {
+		return usagef("%d buckets: want 1 to %d", o.Buckets, replay.MaxBuckets)
+	}
+	if o.Depth < 0 || o.Depth > controller.MaxDepth {
+		return usagef("depth %d: want 1 to %d rounds under way", o.Depth, controller.MaxDepth)
 	}
 	if o.Timeout <= 0 {
 		return usagef("timeout %v: want a positive duration", o.Timeout)
@@ -131,6 +141,28 @@ func (o *Options) validate() error {
 	return nil
 }
 
+// bucketLanes returns the length of the longest buckets, at least 1.
+func (o *Options) bucketLanes() int { return max((o.Set.MaxLen()+o.Buckets-1)/o.Buckets, 1) }
+
+// chunks returns the number of chunks of the longest vectors.
+func (o *Options) chunks() (n int) {
+	for b := range o.Buckets {
+		from, to := replay.Bucket(o.Set.MaxLen(), o.Buckets, b)
+		n += chunks(to - from)
+	}
+	return n
+}
+
+// rounds returns the number of rounds that a job's lease on a server has room for: twice those under way, and a power of
+// two.
+func (o *Options) rounds() int {
+	rounds := 2
+	for rounds < 2*o.Depth {
+		rounds *= 2
+	}
+	return rounds
+}
+
 // slowest returns the stragglers, the slowest first and at most as many as leave two ranks for the switch to sum; the
 // last rank if there are none.
 func (o *Options) slowest() []int {
@@ -146,7 +178,9 @@ func (o *Options) slowest() []int {
 type reduced struct {
 	rank int
 	sums []int32 // the integers; valid during the call that is given them
-	line replay.Line
+	// masks are the contributors by chunk, valid likewise; nil where the job has all of them in every chunk.
+	masks []uint64
+	line  replay.Line
 }
 
 // testbed is where the demo's jobs run.
@@ -296,7 +330,8 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 	req := &api.CreateJobRequest{
 		Name:     "demo-" + mode,
 		Ranks:    uint32(opts.Workers),
-		MaxElems: uint32(max(opts.Set.MaxLen(), 1)),
+		MaxElems: uint32(opts.bucketLanes()),
+		Depth:    uint32(opts.Depth),
 		Policy:   &api.Policy{Rule: policy.RuleStatic, Mode: mode},
 	}
 	if mode == string(policy.ModeHybrid) {
@@ -315,14 +350,14 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 	opts.Progress("%s: job %d: %s", mode, job.Id, job.Explanation)
 
 	steps := opts.Set.Schedule(opts.Rounds)
-	v := newVerifier(opts.Set, opts.Workers, steps)
+	v := newVerifier(opts.Set, opts.Workers, steps, opts.Buckets)
 	run := Result{
 		Mode: mode, Switch: opts.Switch, Lab: opts.Lab, Workers: opts.Workers, Servers: len(job.Servers),
-		Allreduces: len(steps), Lanes: opts.Set.MaxLen(), Chunks: chunks(opts.Set.MaxLen()), Exact: true,
+		Allreduces: len(steps), Buckets: opts.Buckets, Depth: opts.Depth, Lanes: opts.Set.MaxLen(), Chunks: opts.chunks(), Exact: true,
 	}
 	var mu sync.Mutex
 	slowest, finished := make([]float64, len(steps)), make([]int, len(steps))
-	plans := epochs{of: make([]uint16, len(steps))}
+	plans := epochs{of: make([]uint16, len(steps)*opts.Buckets)}
 	steering := steerer{
 		client: client, job: job.Name, ranks: opts.Workers, random: rand.New(rand.NewPCG(opts.Seed, 0)), progress: opts.Progress,
 	}
@@ -336,8 +371,11 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 		group.Go(func() error { return steering.run(steer) })
 	}
 	err = bed.run(ctx, job.Name, func(r reduced) error {
-		index := r.line.Index
-		wrong := errors.Join(v.check(r.rank, index, r.line.Exponent, r.sums), plans.agree(index, r.rank, r.line.Epoch))
+		number, wrong := v.number(r.line.Index, r.line.Bucket)
+		known := wrong == nil
+		if known {
+			wrong = errors.Join(v.check(r.rank, number, r.line.Exponent, r.masks, r.sums), plans.agree(number, r.rank, r.line.Epoch))
+		}
 		mu.Lock()
 		defer mu.Unlock()
 		if wrong != nil && run.Exact {
@@ -346,11 +384,12 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 		run.Packets += r.line.Packets
 		run.Resends += r.line.Resends
 		run.Saturated += r.line.Saturated
-		if index >= len(steps) {
-			return nil // check has said so
+		if !known {
+			return nil
 		}
-		slowest[index] = max(slowest[index], r.line.Seconds)
-		if finished[index]++; finished[index] == opts.Workers {
+		index := r.line.Index
+		slowest[index] = max(slowest[index], r.line.Seconds) // the buckets of a vector begin together
+		if finished[index]++; finished[index] == opts.Workers*opts.Buckets {
 			opts.Progress("%s: all-reduce %d of %d: %s, %v", mode, index+1, len(steps), r.line.Step, seconds(slowest[index]))
 		}
 		return nil
@@ -415,7 +454,7 @@ func sent(status *api.StatusReply, t wire.Type) uint64 {
 	return status.GetSwitch().GetSent()[t.String()]
 }
 
-// chunks returns the number of chunks of a vector.
+// chunks returns the number of chunks of so many lanes.
 func chunks(lanes int) int { return (lanes + wire.MaxLanes - 1) / wire.MaxLanes }
 
 func median(x []float64) float64 {

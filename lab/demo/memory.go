@@ -49,11 +49,12 @@ func (p *process) run(ctx context.Context, job string, take func(reduced) error)
 
 func (p *process) worker(ctx context.Context, job string, rank int, take func(reduced) error) error {
 	return replay.Run(ctx, api.NewControllerClient(p.lab.Controller()), replay.Config{
-		Worker: worker.Config{Job: job, Rank: rank, Link: p.lab.Link(rank, wire.Port)},
-		Set:    p.opts.Set,
-		Rounds: p.opts.Rounds,
-		Delay:  p.opts.Straggler[rank],
+		Worker:  worker.Config{Job: job, Rank: rank, Link: p.lab.Link(rank, wire.Port)},
+		Set:     p.opts.Set,
+		Rounds:  p.opts.Rounds,
+		Buckets: p.opts.Buckets,
+		Delay:   p.opts.Straggler[rank],
 	}, func(r replay.Reduced) error {
-		return take(reduced{rank, r.Sum, r.Line(p.opts.Set)})
+		return take(reduced{rank, r.Sum, r.Masks, r.Line(p.opts.Set)})
 	}, worker.WithTimeout(p.opts.Timeout), worker.WithLogger(p.opts.Log))
 }

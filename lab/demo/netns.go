@@ -120,8 +120,7 @@ func (n *namespaces) start(ctx context.Context) error {
 
 // memory returns the size of a server's memory: twice what one of the demo's jobs needs, and not less than the default.
 func (n *namespaces) memory() string {
-	const rounds = 2 // that a job's lease holds
-	size := 2 * rounds * xdp.SlotSize * xdp.Size(chunks(n.opts.Set.MaxLen()))
+	size := xdp.Size(2*n.opts.rounds()) * xdp.SlotSize * xdp.Size(chunks(n.opts.bucketLanes()))
 	const mib = 1 << 20
 	return fmt.Sprintf("%dMiB", max(64, (size+mib-1)/mib))
 }
@@ -261,7 +260,8 @@ func (n *namespaces) worker(ctx context.Context, job string, rank int, take func
 	}
 	defer log.Close()
 	args := []string{"worker", "--controller", n.socket("controller"), "--job", job, "--rank", strconv.Itoa(rank),
-		"--ip", host.IP.String(), "--rounds", strconv.Itoa(n.opts.Rounds), "--dump", dir, "--timeout", n.opts.Timeout.String()}
+		"--ip", host.IP.String(), "--rounds", strconv.Itoa(n.opts.Rounds), "--buckets", strconv.Itoa(n.opts.Buckets),
+		"--dump", dir, "--timeout", n.opts.Timeout.String()}
 	if n.opts.Grads != "" {
 		args = append(args, "--grads", n.opts.Grads)
 	}
@@ -307,7 +307,7 @@ func (n *namespaces) take(out io.Reader, dir string, rank int, take func(reduced
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
 			return fmt.Errorf("read its output: %w: %s", err, lines.Bytes())
 		}
-		file := filepath.Join(dir, replay.DumpName(line.Index, rank))
+		file := filepath.Join(dir, replay.DumpName(line.Index, n.opts.Buckets, line.Bucket, rank))
 		data, err := os.ReadFile(file)
 		if err != nil {
 			return err
@@ -315,7 +315,11 @@ func (n *namespaces) take(out io.Reader, dir string, rank int, take func(reduced
 		if err := os.Remove(file); err != nil {
 			return err
 		}
-		r := reduced{rank, make([]int32, len(data)/4), line}
+		masks, err := line.Contributors()
+		if err != nil {
+			return fmt.Errorf("read its output: %w", err)
+		}
+		r := reduced{rank, make([]int32, len(data)/4), masks, line}
 		for i := range r.sums {
 			r.sums[i] = int32(binary.LittleEndian.Uint32(data[4*i:]))
 		}

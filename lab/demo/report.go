@@ -33,9 +33,11 @@ type Result struct {
 	Workers    int    `json:"workers"`
 	Servers    int    `json:"servers"` // that the plan used
 	XDPMode    string `json:"xdp_mode,omitempty"`
-	Allreduces int    `json:"allreduces"`
-	Lanes      int    `json:"lanes"`  // of the longest vector
-	Chunks     int    `json:"chunks"` // of it
+	Allreduces int    `json:"allreduces"` // of vectors
+	Buckets    int    `json:"buckets"`    // of each, all-reduced at the same time
+	Depth      int    `json:"depth"`      // rounds that may be under way
+	Lanes      int    `json:"lanes"`      // of the longest vector
+	Chunks     int    `json:"chunks"`     // of it
 	// Exact: the integers on every worker equal a plain loop's sum of the quantized inputs, and those of the other runs.
 	// tcp: every worker has the same numbers, which are not far from the sum in float64.
 	Exact bool `json:"exact"`

@@ -5,98 +5,175 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"math/bits"
+	"slices"
 	"sync"
 
+	"xagg/wire"
 	"xagg/worker/grads"
+	"xagg/worker/replay"
 )
 
 // verifier checks what workers received against sums of its own. It shares no code with the aggregation: the input is
-// quantized and added by plain loops here.
+// quantized and added by plain loops here. It knows from the masks alone what of a rank was left out.
+//
+// All-reduces have numbers: buckets of them for each vector.
 type verifier struct {
-	set   *grads.Set
-	steps []int // [all-reduce] index of the step that it sums
-	limit float64
+	set     *grads.Set
+	steps   []int // [vector] index of the step that it is of
+	buckets int   // of a vector
+	limit   float64
 
 	mu       sync.Mutex
-	residual []map[int][]float32 // [rank][length][lane] what clipping left over for the next vector of that length
-	wanted   map[int]*wanted
-	digests  [][sha256.Size]byte // [all-reduce] of exponent and sums
-	relL2    float64             // the largest of all all-reduces
+	vectors  [][]float32 // [rank] the vectors of the step that was summed last, of
+	step     int
+	residual []map[tensor][]float32 // [rank][tensor][lane] what was left out, for the tensor's next all-reduce
+	wanted   []wanted               // [all-reduce]
+	digests  [][sha256.Size]byte    // [all-reduce] of exponent and sums
+	relL2    float64                // the largest of all all-reduces
 	maxAbs   float64
+	counted  int // contributors, of all chunks
+	chunks   int
+	least    int // contributors of a chunk
 }
+
+// tensor is what keeps its scale and what was left out from one all-reduce to the next.
+type tensor struct{ lanes, bucket int }
 
 // wanted is what every worker must hold after an all-reduce.
 type wanted struct {
 	exponent int8
+	masks    []uint64 // contributors by chunk
 	sums     []int32
-	takers   uint64 // ranks that were checked
+	takers   uint64 // ranks that were checked; none: nothing else is known
 }
 
-func newVerifier(set *grads.Set, ranks int, steps []int) *verifier {
+func newVerifier(set *grads.Set, ranks int, steps []int, buckets int) *verifier {
 	return &verifier{
 		set:      set,
 		steps:    steps,
+		buckets:  buckets,
+		step:     -1,
 		limit:    float64(math.MaxInt32 / int32(ranks)),
-		residual: make([]map[int][]float32, ranks),
-		wanted:   map[int]*wanted{},
-		digests:  make([][sha256.Size]byte, len(steps)),
+		residual: make([]map[tensor][]float32, ranks),
+		wanted:   make([]wanted, len(steps)*buckets),
+		digests:  make([][sha256.Size]byte, len(steps)*buckets),
+		least:    ranks,
 	}
 }
 
-// check compares the integers that a rank received in an all-reduce. Every rank reports its all-reduces in order.
-func (v *verifier) check(rank, index int, exponent int8, sums []int32) error {
+// number returns the number of a bucket's all-reduce.
+func (v *verifier) number(vector, bucket int) (int, error) {
+	if vector < 0 || vector >= len(v.steps) || bucket < 0 || bucket >= v.buckets {
+		return 0, fmt.Errorf("all-reduce of vector %d, bucket %d: there are %d vectors with %d buckets", vector, bucket, len(v.steps), v.buckets)
+	}
+	return vector*v.buckets + bucket, nil
+}
+
+// name spells an all-reduce.
+func (v *verifier) name(number int) string {
+	if v.buckets == 1 {
+		return fmt.Sprintf("all-reduce %d", number)
+	}
+	return fmt.Sprintf("all-reduce %d, bucket %d", number/v.buckets, number%v.buckets)
+}
+
+// check compares the integers that a rank received in an all-reduce, and their contributors by chunk; none stands for all
+// ranks. Every rank reports its all-reduces in order.
+func (v *verifier) check(rank, number int, exponent int8, masks []uint64, sums []int32) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if index < 0 || index >= len(v.steps) {
-		return fmt.Errorf("rank %d reports all-reduce %d, there are %d", rank, index, len(v.steps))
+	if masks == nil {
+		masks = slices.Repeat([]uint64{v.all()}, chunks(len(sums)))
 	}
-	w := v.wanted[index]
-	if w == nil {
-		var err error
-		if w, err = v.sum(index, exponent); err != nil {
+	w := &v.wanted[number]
+	if w.takers == 0 {
+		if err := v.sum(w, number, exponent, masks); err != nil {
 			return err
 		}
-		v.wanted[index] = w
+	}
+	fail := func(format string, args ...any) error {
+		return fmt.Errorf("%s: rank %d has %s", v.name(number), rank, fmt.Sprintf(format, args...))
 	}
 	if exponent != w.exponent {
-		return fmt.Errorf("all-reduce %d: rank %d has exponent %d, another rank %d", index, rank, exponent, w.exponent)
+		return fail("exponent %d, another rank %d", exponent, w.exponent)
 	}
 	if len(sums) != len(w.sums) {
-		return fmt.Errorf("all-reduce %d: rank %d has %d lanes, want %d", index, rank, len(sums), len(w.sums))
+		return fail("%d lanes, want %d", len(sums), len(w.sums))
+	}
+	for i := range w.masks {
+		if i >= len(masks) || masks[i] != w.masks[i] {
+			return fail("contributors %#x, another rank %#x", masks, w.masks)
+		}
 	}
 	for i, s := range sums {
 		if s != w.sums[i] {
-			return fmt.Errorf("all-reduce %d: rank %d has %d in lane %d, the plain sum is %d", index, rank, s, i, w.sums[i])
+			return fail("%d in lane %d, the plain sum is %d", s, i, w.sums[i])
 		}
 	}
-	if w.takers |= 1 << rank; w.takers == 1<<len(v.residual)-1 {
-		w.sums = nil // every rank was checked
+	if w.takers |= 1 << rank; w.takers == v.all() {
+		w.sums, w.masks = nil, nil // every rank was checked
 	}
 	return nil
 }
 
-// sum quantizes and adds the input of an all-reduce, and measures how far the sum is from the one in float64.
-func (v *verifier) sum(index int, exponent int8) (*wanted, error) {
-	step := v.steps[index]
-	n := v.set.Len(step)
-	sums, exact := make([]int64, n), make([]float64, n)
-	scale := math.Ldexp(1, int(exponent))
+// all is the mask of all ranks.
+func (v *verifier) all() uint64 { return 1<<len(v.residual) - 1 }
+
+// load makes a step's vectors those that are summed.
+func (v *verifier) load(step int) error {
+	if v.step == step {
+		return nil
+	}
+	v.vectors = v.vectors[:0]
 	for rank := range v.residual {
 		x, err := v.set.Vector(step, rank)
 		if err != nil {
-			return nil, err
+			return err
 		}
+		v.vectors = append(v.vectors, x)
+	}
+	v.step = step
+	return nil
+}
+
+// sum quantizes and adds the input of an all-reduce of which the contributors are known, and measures how far the sum is
+// from the one in float64.
+func (v *verifier) sum(w *wanted, number int, exponent int8, masks []uint64) error {
+	if err := v.load(v.steps[number/v.buckets]); err != nil {
+		return err
+	}
+	lanes, bucket := v.set.Len(v.step), number%v.buckets
+	from, to := replay.Bucket(lanes, v.buckets, bucket)
+	n := to - from
+	if len(masks) != chunks(n) {
+		return fmt.Errorf("%s: contributors of %d chunks, there are %d", v.name(number), len(masks), chunks(n))
+	}
+	for _, m := range masks {
+		ranks := bits.OnesCount64(m)
+		v.counted += ranks
+		v.chunks++
+		v.least = min(v.least, ranks)
+	}
+	sums, exact := make([]int64, n), make([]float64, n)
+	scale := math.Ldexp(1, int(exponent))
+	for rank, vector := range v.vectors {
 		if v.residual[rank] == nil {
-			v.residual[rank] = map[int][]float32{}
+			v.residual[rank] = map[tensor][]float32{}
 		}
-		residual := v.residual[rank][n]
+		residual := v.residual[rank][tensor{lanes, bucket}]
 		if residual == nil {
 			residual = make([]float32, n)
-			v.residual[rank][n] = residual
+			v.residual[rank][tensor{lanes, bucket}] = residual
 		}
-		for i := range x {
-			exact[i] += float64(x[i])
-			scaled := float64(x[i]+residual[i]) * scale
+		for i, x := range vector[from:to] {
+			x += residual[i]
+			if masks[i/wire.MaxLanes]>>rank&1 == 0 {
+				residual[i] = x
+				continue
+			}
+			exact[i] += float64(x)
+			scaled := float64(x) * scale
 			lane := max(-v.limit, min(v.limit, math.RoundToEven(scaled)))
 			residual[i] = 0
 			if math.Abs(scaled-lane) > 0.5 {
@@ -105,14 +182,14 @@ func (v *verifier) sum(index int, exponent int8) (*wanted, error) {
 			sums[i] += int64(lane)
 		}
 	}
-	w := &wanted{exponent: exponent, sums: make([]int32, n)}
+	w.exponent, w.masks, w.sums = exponent, slices.Clone(masks), make([]int32, n)
 	digest := sha256.New()
 	digest.Write([]byte{byte(exponent)})
 	var lane [4]byte
 	var squares, off float64
 	for i, s := range sums {
 		if s != int64(int32(s)) {
-			return nil, fmt.Errorf("all-reduce %d: the sum of lane %d overflows: %d", index, i, s)
+			return fmt.Errorf("%s: the sum of lane %d overflows: %d", v.name(number), i, s)
 		}
 		w.sums[i] = int32(s)
 		binary.BigEndian.PutUint32(lane[:], uint32(s))
@@ -125,22 +202,18 @@ func (v *verifier) sum(index int, exponent int8) (*wanted, error) {
 	if squares > 0 {
 		v.relL2 = max(v.relL2, math.Sqrt(off/squares))
 	}
-	digest.Sum(v.digests[index][:0])
-	return w, nil
+	digest.Sum(v.digests[number][:0])
+	return nil
 }
 
 // complete returns an error when any rank has not reported every all-reduce.
 func (v *verifier) complete() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for index := range v.steps {
-		var have uint64
-		if w := v.wanted[index]; w != nil {
-			have = w.takers
-		}
+	for number, w := range v.wanted {
 		for rank := range v.residual {
-			if have&(1<<rank) == 0 {
-				return fmt.Errorf("all-reduce %d: rank %d has not reported", index, rank)
+			if w.takers&(1<<rank) == 0 {
+				return fmt.Errorf("%s: rank %d has not reported", v.name(number), rank)
 			}
 		}
 	}
