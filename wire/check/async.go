@@ -11,8 +11,10 @@ const (
 	// mostPending is how many states of a running sum wait for the ones before them, at most. Beyond it those are taken
 	// to be missing from the capture.
 	mostPending = 64
-	// recent is how many states of a running sum, and rounds of a rank, are remembered for what is repeated late.
-	recent = 32
+	// recentStates and recentRounds are how many states of a running sum, and contributions of a rank to it, are remembered
+	// for what is repeated late.
+	recentStates = 32
+	recentRounds = 8
 )
 
 // sumKey is what a running sum is known by.
@@ -104,7 +106,7 @@ func (c *Checker) addend(r *runningSum, key sumKey, p *wire.Packet) *fault {
 		return faultf(ReasonConflict, "rank %d has contributed something else as its round %d before: %s",
 			p.Rank, p.Round, c.differences(&old, &v, int(p.Elems)))
 	}
-	if wire.SerialLess(p.Round+recent, r.clocks[p.Rank]) {
+	if wire.SerialLess(p.Round+recentRounds, r.clocks[p.Rank]) {
 		c.report.Late++
 		return nil
 	}
@@ -237,8 +239,8 @@ func (c *Checker) enter(r *runningSum, s *sumState) {
 	c.held -= s.size()
 	r.additions, r.lanes, r.value = s.head.Seq, s.lanes, s.value
 	r.known[r.additions] = s.stateID
-	delete(r.known, r.additions-recent)
-	delete(r.grads, step{s.rank, r.clocks[s.rank] - 1 - recent})
+	delete(r.known, r.additions-recentStates)
+	delete(r.grads, step{s.rank, r.clocks[s.rank] - 1 - recentRounds})
 }
 
 // explainStep says what is wrong with a state that is not the one before it and the contribution that is next.
