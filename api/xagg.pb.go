@@ -2730,7 +2730,7 @@ type OpenSlot struct {
 	Round         uint32                 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`
 	Chunk         uint32                 `protobuf:"varint,3,opt,name=chunk,proto3" json:"chunk,omitempty"`
 	Contributors  uint64                 `protobuf:"varint,4,opt,name=contributors,proto3" json:"contributors,omitempty"`   // mask; async: of the ranks that have contributed to round
-	AgeUs         uint64                 `protobuf:"varint,5,opt,name=age_us,json=ageUs,proto3" json:"age_us,omitempty"`    // since the first arrival
+	AgeUs         uint64                 `protobuf:"varint,5,opt,name=age_us,json=ageUs,proto3" json:"age_us,omitempty"`    // since the first arrival; async: since the last addition
 	IdleUs        uint64                 `protobuf:"varint,6,opt,name=idle_us,json=idleUs,proto3" json:"idle_us,omitempty"` // since the last
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

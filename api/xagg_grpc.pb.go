@@ -58,8 +58,8 @@ type ControllerClient interface {
 	Steer(ctx context.Context, in *SteerRequest, opts ...grpc.CallOption) (*Job, error)
 	// Join is a worker's rendezvous. The first event is `ready`, sent when all ranks have joined with equal digests; the
 	// stream stays open while the worker takes part, and ends when all have left. A worker that goes away after `ready`
-	// without Leave ends the job for the others with an `abort` event that names it; before `ready` its place is merely
-	// free again. When a job has finished or was aborted, the next Join begins a new incarnation of it with a fresh id.
+	// without Leave ends the job for the others with an `abort` event that names it; of a quorum job with enough ranks left it
+	// is merely gone, and may join again. Before `ready` its place is free again. When a job has finished or was aborted, the next Join begins a new incarnation of it with a fresh id.
 	Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[JoinEvent], error)
 	// Report tells how far a worker is: every second or so, and soon after it has finished the last round under a plan. It is
 	// idempotent. INVALID_ARGUMENT for an epoch that the job does not have, FAILED_PRECONDITION when the job is another
@@ -221,8 +221,8 @@ type ControllerServer interface {
 	Steer(context.Context, *SteerRequest) (*Job, error)
 	// Join is a worker's rendezvous. The first event is `ready`, sent when all ranks have joined with equal digests; the
 	// stream stays open while the worker takes part, and ends when all have left. A worker that goes away after `ready`
-	// without Leave ends the job for the others with an `abort` event that names it; before `ready` its place is merely
-	// free again. When a job has finished or was aborted, the next Join begins a new incarnation of it with a fresh id.
+	// without Leave ends the job for the others with an `abort` event that names it; of a quorum job with enough ranks left it
+	// is merely gone, and may join again. Before `ready` its place is free again. When a job has finished or was aborted, the next Join begins a new incarnation of it with a fresh id.
 	Join(*JoinRequest, grpc.ServerStreamingServer[JoinEvent]) error
 	// Report tells how far a worker is: every second or so, and soon after it has finished the last round under a plan. It is
 	// idempotent. INVALID_ARGUMENT for an epoch that the job does not have, FAILED_PRECONDITION when the job is another
