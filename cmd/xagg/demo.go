@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"xagg/controller"
 	"xagg/lab/demo"
 	"xagg/lab/netns"
 )
@@ -37,7 +38,8 @@ and on request
   tcp      a parameter server over TCP sums instead, at a host of its own on the same switch: what to compare with
 
 and compare the integers that every worker receives with a plain loop's sum of the quantized inputs. Exit code 0 only
-if all are equal, and the same in all modes.
+if all are equal, and the same in all modes. With a quorum each chunk's integers are compared with the sum over the ranks
+in its mask of what these had to give, what was left out of their vectors before included.
 
 With root the hosts are network namespaces with veth links, and the server's program is XDP in the kernel. Without,
 everything runs in one process.`,
@@ -46,6 +48,7 @@ everything runs in one process.`,
   xagg demo --grads synthetic:1000000 --workers 8 --rounds 5 -o json
   xagg demo --mode steered --rounds 50
   xagg demo --depth 4 --buckets 8
+  xagg demo --consistency quorum --quorum 3 --wait 5ms --straggler 3=40ms
   xagg demo --switch simple_switch_grpc
   xagg demo --fault drop=5%,reorder=5% --fault corrupt=1%,port=65`,
 		Args: cobra.NoArgs,
@@ -92,6 +95,10 @@ everything runs in one process.`,
 	f.IntVar(&opts.Rounds, "rounds", 0, "vectors to all-reduce per mode (default: each step three times)")
 	f.IntVar(&opts.Depth, "depth", 1, "rounds of a job that may be under way")
 	f.IntVar(&opts.Buckets, "buckets", 1, "pieces that each vector is cut into, all-reduced at the same time as far as the depth goes")
+	f.StringVar((*string)(&opts.Consistency.Mode), "consistency", string(controller.ModeSync), "what a result is: sync (of all ranks) or quorum (of at least --quorum)")
+	f.IntVar(&opts.Consistency.Quorum, "quorum", 0, "ranks that are enough for a result (quorum)")
+	f.DurationVar(&opts.Consistency.Wait, "wait", 0, "how long a chunk is kept open for more ranks, from its first arrival (quorum)")
+	f.IntVar(&opts.Consistency.Rounds, "keep-rounds", 0, "rounds that servers keep for stragglers, a power of two (quorum) (default: all of the run, up to 256)")
 	f.StringArrayVar(&stragglers, "straggler", nil, "RANK=DELAY: this rank comes later to every all-reduce, and hybrid steers it")
 	faults.add(f)
 	f.BoolVar(&opts.NoChecksum, "no-checksum", false, "workers send without UDP checksums; damaged packets then show in the results' tags")
@@ -152,9 +159,12 @@ func prepareDemo(env *env, cmd *cobra.Command, opts *demo.Options, modes, stragg
 	opts.Modes = modes
 	if len(modes) == 0 {
 		opts.Modes = demo.Modes
+		if opts.Consistency.Mode != controller.ModeSync {
+			opts.Modes = demo.LenientModes
+		}
 		if opts.Workers < 3 {
 			opts.Progress("mode hybrid is left out: it needs three workers")
-			opts.Modes = demo.Modes[:2]
+			opts.Modes = opts.Modes[:len(opts.Modes)-1]
 		}
 	}
 	if opts.Lab == "" {

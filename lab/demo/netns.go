@@ -299,9 +299,13 @@ func (n *namespaces) worker(ctx context.Context, job string, rank int, take func
 	return taken
 }
 
+// maxLine bounds what a worker writes of an all-reduce: with a quorum the contributors of each of up to a million chunks.
+const maxLine = 32 << 20
+
 // take reads the all-reduces of a worker until it has ended.
 func (n *namespaces) take(out io.Reader, dir string, rank int, take func(reduced) error) error {
 	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, maxLine)
 	for lines.Scan() {
 		var line replay.Line
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"xagg/bmv2/fault"
+	"xagg/controller"
 	"xagg/wire"
 )
 
@@ -27,18 +28,25 @@ type Report struct {
 
 // Result is what one job of the demo came to.
 type Result struct {
-	Mode       string `json:"mode"`   // switch, server, hybrid, steered or tcp
-	Switch     string `json:"switch"` // engine or simple_switch_grpc
-	Lab        string `json:"lab"`    // netns or memory
-	Workers    int    `json:"workers"`
-	Servers    int    `json:"servers"` // that the plan used
-	XDPMode    string `json:"xdp_mode,omitempty"`
-	Allreduces int    `json:"allreduces"` // of vectors
-	Buckets    int    `json:"buckets"`    // of each, all-reduced at the same time
-	Depth      int    `json:"depth"`      // rounds that may be under way
-	Lanes      int    `json:"lanes"`      // of the longest vector
-	Chunks     int    `json:"chunks"`     // of it
-	// Exact: the integers on every worker equal a plain loop's sum of the quantized inputs, and those of the other runs.
+	Mode        string `json:"mode"`   // switch, server, hybrid, steered or tcp
+	Switch      string `json:"switch"` // engine or simple_switch_grpc
+	Lab         string `json:"lab"`    // netns or memory
+	Workers     int    `json:"workers"`
+	Servers     int    `json:"servers"` // that the plan used
+	XDPMode     string `json:"xdp_mode,omitempty"`
+	Allreduces  int    `json:"allreduces"`  // of vectors
+	Buckets     int    `json:"buckets"`     // of each, all-reduced at the same time
+	Depth       int    `json:"depth"`       // rounds that may be under way
+	Consistency string `json:"consistency"` // sync or quorum
+	// LeastContributors and MeanContributors are of the ranks of a chunk, of all all-reduces.
+	LeastContributors int     `json:"least_contributors,omitempty"`
+	MeanContributors  float64 `json:"mean_contributors,omitempty"`
+	// Late counts chunks that were closed without a rank, for each such rank.
+	Late   int `json:"late_chunks,omitempty"`
+	Lanes  int `json:"lanes"`  // of the longest vector
+	Chunks int `json:"chunks"` // of it
+	// Exact: the integers on every worker equal a plain loop's sum of the quantized inputs, and those of the other runs;
+	// with a quorum, of what the contributors of each chunk had to give.
 	// tcp: every worker has the same numbers, which are not far from the sum in float64.
 	Exact bool `json:"exact"`
 	// Error says what is not exact.
@@ -118,11 +126,17 @@ func (r *Report) WriteTable(w io.Writer) error {
 		}
 	}
 	for _, run := range r.Runs {
+		if run.Consistency == string(controller.ModeQuorum) {
+			fmt.Fprintf(w, "%s: at least %d contributors a chunk, %.2f on average; %d contributions to a chunk came late and went into the "+
+				"next all-reduce\n", run.Mode, run.LeastContributors, run.MeanContributors, run.Late)
+		}
 		if run.Mode == ModeSteered {
 			fmt.Fprintf(w, "steered: the plan changed %d times between %d all-reduces, for all workers at the same one\n", run.Changes, run.Allreduces)
 		}
 	}
 	switch {
+	case r.Exact && slices.ContainsFunc(r.Runs, func(run Result) bool { return run.Consistency == string(controller.ModeQuorum) }):
+		fmt.Fprintln(w, "exact: every worker has the same integers and contributors, and they are the plain sum of what these had to give")
 	case r.Exact && slices.ContainsFunc(r.Runs, func(run Result) bool { return run.Mode == ModeTCP }):
 		fmt.Fprintln(w, "exact: every worker's integers equal the plain sum; over TCP, sums of float32 that are the same on every worker")
 	case r.Exact && len(r.Runs) > 1:

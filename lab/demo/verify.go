@@ -23,6 +23,7 @@ type verifier struct {
 	steps   []int // [vector] index of the step that it is of
 	buckets int   // of a vector
 	limit   float64
+	quorum  int // ranks that a chunk must have
 
 	mu       sync.Mutex
 	vectors  [][]float32 // [rank] the vectors of the step that was summed last, of
@@ -48,11 +49,12 @@ type wanted struct {
 	takers   uint64 // ranks that were checked; none: nothing else is known
 }
 
-func newVerifier(set *grads.Set, ranks int, steps []int, buckets int) *verifier {
+func newVerifier(set *grads.Set, ranks int, steps []int, buckets, quorum int) *verifier {
 	return &verifier{
 		set:      set,
 		steps:    steps,
 		buckets:  buckets,
+		quorum:   quorum,
 		step:     -1,
 		limit:    float64(math.MaxInt32 / int32(ranks)),
 		residual: make([]map[tensor][]float32, ranks),
@@ -151,6 +153,9 @@ func (v *verifier) sum(w *wanted, number int, exponent int8, masks []uint64) err
 	}
 	for _, m := range masks {
 		ranks := bits.OnesCount64(m)
+		if ranks < v.quorum || m&^v.all() != 0 {
+			return fmt.Errorf("%s: a chunk has the contributors %#x, want at least %d of %d ranks", v.name(number), m, v.quorum, len(v.residual))
+		}
 		v.counted += ranks
 		v.chunks++
 		v.least = min(v.least, ranks)
@@ -204,6 +209,13 @@ func (v *verifier) sum(w *wanted, number int, exponent int8, masks []uint64) err
 	}
 	digest.Sum(v.digests[number][:0])
 	return nil
+}
+
+// contributors returns how many ranks chunks had, at least and on average.
+func (v *verifier) contributors() (least int, mean float64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.least, float64(v.counted) / float64(max(v.chunks, 1))
 }
 
 // complete returns an error when any rank has not reported every all-reduce.
