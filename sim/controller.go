@@ -45,6 +45,7 @@ func (w *world) installServer(plan, server int) {
 	w.installed[w.epoch(plan)] = plan
 	err := w.servers[server].Install(agg.ServerPlan{
 		Job: w.jobID(), Epoch: w.epoch(plan), Ranks: w.s.all(), Chunks: uint32(w.s.MaxChunks), Rounds: w.s.serverRounds(),
+		Quorum: uint32(w.s.quorum().Ranks), WaitUs: uint32(w.s.quorum().Wait.Microseconds()),
 	})
 	if err != nil {
 		w.failf("%v", err)
@@ -66,14 +67,28 @@ func (w *world) installSwitch(plan int) {
 	err := w.sw.Install(agg.SwitchPlan{
 		Job: w.jobID(), Epoch: epoch, Ranks: w.s.all(), Cohort: p.Cohort, Servers: len(p.Servers),
 		Base: uint32(epoch%2) * 2 * w.s.largestPool(), Pool: p.Pool,
+		Quorum: w.s.Quorum != nil, WaitUs: uint32(w.s.quorum().Wait.Microseconds()),
 	}, members, ports)
 	if err != nil {
 		w.failf("%v", err)
 	}
 }
 
-// serverRounds is the number of rounds that a server keeps: twice the depth, in powers of two.
-func (s *Schedule) serverRounds() uint32 { return 1 << bits.Len(uint(2*max(s.Depth, 1)-1)) }
+// serverRounds is the number of rounds that a server keeps: twice the depth, in powers of two; with a quorum all there are.
+func (s *Schedule) serverRounds() uint32 {
+	if s.Quorum != nil {
+		return quorumRounds
+	}
+	return 1 << bits.Len(uint(2*max(s.Depth, 1)-1))
+}
+
+// quorum returns the schedule's quorum, or one of no ranks.
+func (s *Schedule) quorum() Quorum {
+	if s.Quorum == nil {
+		return Quorum{}
+	}
+	return *s.Quorum
+}
 
 func (s *Schedule) largestPool() (pool uint32) {
 	for _, p := range s.Plans {

@@ -158,7 +158,7 @@ func (w *world) atSwitch(node int, frame []byte) {
 	w.tell("at the switch", node, atSwitch, frame)
 	w.lanes(p)
 	epoch := p.Epoch
-	out := w.sw.Handle(w.micros(), agg.Ingress{Port: w.port(node), Src: ipNumber(src.IP), ToService: dst.IP == service.IP}, p)
+	out := w.sw.Handle(w.clock(0), agg.Ingress{Port: w.port(node), Src: ipNumber(src.IP), ToService: dst.IP == service.IP}, p)
 	w.refused(out.Reason, p)
 	plan := w.plan(epoch)
 	switch out.Dest {
@@ -205,7 +205,7 @@ func (w *world) atServer(s int, frame []byte) {
 	}
 	w.tell("at the server", w.s.Workers+s, atHost, frame)
 	w.lanes(p)
-	out := w.servers[s].Handle(w.micros(), p)
+	out := w.servers[s].Handle(w.clock(s+1), p)
 	w.refused(out.Reason, p)
 	dst := service
 	switch out.Dest {

@@ -41,6 +41,7 @@ type Report struct {
 	Epochs     map[uint16]bool      // that rounds were run under
 	Recoveries int                  // that were begun
 	HandedOver int                  // RESULTs, in them
+	Partial    int                  // chunks without all ranks, as each rank was told
 }
 
 // maxEvents ends a run that goes on without getting anywhere.
@@ -76,6 +77,7 @@ type world struct {
 	epochs   map[uint32]uint16 // of the job, by round
 	begun    []time.Duration   // of the job's all-reduces
 	sums     []expected        // likewise
+	ledger   *ledger           // nil without a quorum
 	failure  error
 	report   Report
 }
@@ -87,6 +89,7 @@ type worker struct {
 	work     int // index of the all-reduce under way, or of the next
 	ints     []int32
 	floats   []float32
+	told     []int32 // with a quorum: what the observer saw
 	began    time.Duration
 	wake     time.Duration // planned; zero = never
 	opened   map[uint32]bool
@@ -216,16 +219,20 @@ func (w *world) start() {
 	w.epochs, w.begun = map[uint32]uint16{}, w.begun[:0]
 	w.sums = make([]expected, len(w.s.Vectors))
 	w.controller, w.installed = controller{epoch: w.s.Epoch}, map[uint16]int{}
+	quorum := Quorum{}
+	if w.ledger = nil; w.s.Quorum != nil {
+		quorum, w.ledger = *w.s.Quorum, newLedger(w.s.Workers)
+	}
 	first := w.epoch(0)
 	for _, server := range w.s.Plans[0].Servers {
 		w.installServer(0, server)
 	}
 	w.installSwitch(0)
 	for r := range w.s.Workers {
-		k := &worker{rank: r, opened: map[uint32]bool{}}
+		k := &worker{rank: r, opened: map[uint32]bool{}, told: make([]int32, w.s.longest())}
 		k.endpoint = transport.New(transport.Config{
 			Job: w.jobID(), Epoch: first, Rank: r, Ranks: w.s.Workers, Pool: w.s.Pool, MaxChunks: w.s.MaxChunks,
-			Depth:   w.s.Depth,
+			Depth: w.s.Depth, Quorum: quorum.Ranks, Wait: quorum.Wait, Rounds: int(w.s.serverRounds()),
 			Observe: func(round transport.Round) { w.observe(k, &round) },
 		})
 		w.workers = append(w.workers, k)
@@ -253,7 +260,7 @@ func (w *world) begin(k *worker) {
 		w.begun = append(w.begun, w.now)
 	}
 	k.began = w.now
-	key := fmt.Sprintf("vector of %d", work.Lanes)
+	key := w.s.key(k.work)
 	if work.Float {
 		k.floats = slices.Grow(k.floats[:0], work.Lanes)[:work.Lanes]
 		for i := range k.floats {
@@ -267,9 +274,16 @@ func (w *world) begin(k *worker) {
 		for i := range k.ints {
 			k.ints[i] = w.int(k.work, k.rank, i)
 		}
+		if w.ledger != nil {
+			w.ledger.give(k.rank, k.work, key, k.ints)
+		}
 		if _, err := k.endpoint.BeginInt32(w.now, key, k.ints); err != nil {
 			w.failf("rank %d: %v", k.rank, err)
 		}
+	}
+	if k.endpoint.Done() { // it was handed over, all of it
+		w.finish(k)
+		return
 	}
 	w.pump(k)
 }
@@ -438,7 +452,13 @@ func (w *world) chance(p float64) bool { return p > 0 && w.rng.Float64() < p }
 // upTo returns a time of at most d.
 func (w *world) upTo(d time.Duration) time.Duration { return time.Duration(w.rng.Int64N(int64(d) + 1)) }
 
-func (w *world) micros() uint64 { return uint64(w.now / time.Microsecond) }
+// clock returns the time by the clock of the switch (0) or of a server (its number + 1) in microseconds: each has begun at
+// another time, and runs up to a hundredth too fast or too slow.
+func (w *world) clock(device int) uint64 {
+	x := w.mix(0, device, -1)
+	rate := 1 + (float64(x>>48)/(1<<15)-1)/100
+	return x&(1<<40-1) + uint64(float64(w.now/time.Microsecond)*rate)
+}
 
 func (w *world) failf(format string, args ...any) {
 	if w.failure == nil {
@@ -507,6 +527,18 @@ func (w *world) float(work, rank, i int) float32 {
 // observe checks a round's integers.
 func (w *world) observe(k *worker, r *transport.Round) {
 	w.report.Epochs[r.Epoch] = true
+	if w.ledger != nil {
+		if err := w.ledger.take(k.rank, k.work, r.Key, r, w.s.Quorum.Ranks, w.s.all()); err != nil {
+			w.failf("rank %d: round %d of vector %d: %v", k.rank, r.Number, k.work, err)
+		}
+		copy(k.told[:w.s.Vectors[k.work].Lanes][r.Offset:], r.Sum)
+		for _, mask := range r.Masks {
+			if mask != w.s.all() {
+				w.report.Partial++
+			}
+		}
+		return
+	}
 	if r.Mask != w.s.all() {
 		w.failf("rank %d: round %d has mask %#x", k.rank, r.Number, r.Mask)
 	}
@@ -521,6 +553,12 @@ func (w *world) checkValues(k *worker) {
 	info := k.endpoint.Info()
 	if info.Clipped != 0 {
 		w.failf("rank %d has clipped %d values", k.rank, info.Clipped)
+	}
+	if w.ledger != nil {
+		if i := difference(k.ints, k.told[:len(k.ints)]); i >= 0 {
+			w.failf("rank %d: value %d of vector %d is %d, the observer saw %d", k.rank, i, k.work, k.ints[i], k.told[i])
+		}
+		return
 	}
 	want := w.sum(k.work, info.Exponent)
 	if !w.s.Vectors[k.work].Float {

@@ -27,6 +27,7 @@ type Schedule struct {
 	Links     []Link  `yaml:"links"`           // of the workers, then of the servers, both directions alike
 	Crash     *Crash  `yaml:"crash,omitempty"`
 	Losses    []Loss  `yaml:"losses,omitempty"`
+	Quorum    *Quorum `yaml:"quorum,omitempty"` // nil = every result is the sum of all ranks
 	Damage    Damaged `yaml:"damage,omitempty"`
 
 	Compute []time.Duration `yaml:"compute"`        // by rank: what it does before every all-reduce, at the most
@@ -116,6 +117,19 @@ func (s *Schedule) check() error {
 	case s.Crash != nil && (s.Crash.Rank < 0 || s.Crash.Rank >= s.Workers):
 		return fmt.Errorf("rank %d crashes, but there are %d workers", s.Crash.Rank, s.Workers)
 	}
+	if q := s.Quorum; q != nil {
+		switch {
+		case q.Ranks < 1 || q.Ranks > s.Workers || q.Wait < 0 || q.Wait > time.Hour:
+			return fmt.Errorf("quorum of %d ranks and %v, want 1..%d and up to an hour", q.Ranks, q.Wait, s.Workers)
+		case s.Crash != nil || s.Damage == Unprotected:
+			return fmt.Errorf("a quorum together with a crash, or without checksums: nobody can say what has to come of it")
+		}
+		for i, v := range s.Vectors {
+			if v.Float {
+				return fmt.Errorf("vector %d: a quorum's are integers here: a mean of float32 has no oracle", i)
+			}
+		}
+	}
 	for i := range s.Losses {
 		if l := &s.Losses[i]; !l.valid(s.Servers) || s.Crash != nil || s.Damage == Unprotected {
 			return fmt.Errorf("loss %d: servers %v of %d; together with a crash, or without checksums, nobody can say what has to come of it",
@@ -123,6 +137,9 @@ func (s *Schedule) check() error {
 		}
 	}
 	for i, p := range s.Plans {
+		if s.Quorum != nil && len(p.Servers) == 0 {
+			return fmt.Errorf("plan %d: a quorum needs a server", i)
+		}
 		if p.Pool < s.Pool {
 			return fmt.Errorf("plan %d: pool %d, want at least the workers' %d", i, p.Pool, s.Pool)
 		}
@@ -133,6 +150,17 @@ func (s *Schedule) check() error {
 		}
 	}
 	return nil
+}
+
+// key names the tensor of an all-reduce.
+func (s *Schedule) key(work int) string { return fmt.Sprintf("vector of %d", s.Vectors[work].Lanes) }
+
+// longest returns the number of lanes of the longest vector.
+func (s *Schedule) longest() (lanes int) {
+	for _, v := range s.Vectors {
+		lanes = max(lanes, v.Lanes)
+	}
+	return lanes
 }
 
 // all is the mask of all ranks.
@@ -239,6 +267,17 @@ func Random(seed uint64) *Schedule {
 				}
 			}
 			s.Losses = append(s.Losses, l)
+		}
+	}
+	if s.Servers > 0 && s.Crash == nil && s.Damage == Caught && chance(0.3) {
+		s.Quorum = &Quorum{Ranks: 1 + rng.IntN(s.Workers), Wait: []time.Duration{0, 300 * time.Microsecond, 20 * time.Millisecond}[rng.IntN(3)]}
+		for i := range s.Vectors {
+			s.Vectors[i].Float = false
+		}
+		for i := range s.Plans {
+			if len(s.Plans[i].Servers) == 0 {
+				s.Plans[i].Servers = rng.Perm(s.Servers)[:1+rng.IntN(s.Servers)]
+			}
 		}
 	}
 	return s

@@ -145,7 +145,7 @@ func TestCoverage(t *testing.T) {
 	var (
 		reasons                                               [wire.NumReasons]int
 		losses, overflows, damaged, errors, changes, restarts int
-		recoveries, handed                                    int
+		recoveries, handed, partial, quorumLost               int
 	)
 	for seed := range uint64(300) {
 		s := Random(seed)
@@ -162,6 +162,10 @@ func TestCoverage(t *testing.T) {
 			changes += len(r.Epochs) - 1
 		}
 		recoveries, handed = recoveries+r.Recoveries, handed+r.HandedOver
+		partial += r.Partial
+		if s.Quorum != nil {
+			quorumLost += r.Recoveries
+		}
 		if s.Crash != nil && len(r.Errors) > 0 {
 			restarts++
 		}
@@ -169,6 +173,7 @@ func TestCoverage(t *testing.T) {
 	for name, n := range map[string]int{
 		"losses": losses, "full queues": overflows, "damaged packets": damaged, "errors": errors, "changes of plan": changes,
 		"jobs after a crash": restarts, "recoveries": recoveries, "results handed over": handed,
+		"chunks without all ranks": partial, "recoveries of quorum jobs": quorumLost, "late contributions": reasons[wire.ReasonLate],
 		"summed": reasons[wire.ReasonNone], "duplicates": reasons[wire.ReasonDuplicate],
 		"steered": reasons[wire.ReasonSteered], "forwarded": reasons[wire.ReasonForwarded],
 		"stale": reasons[wire.ReasonStale], "late for their epoch": reasons[wire.ReasonEpoch],
@@ -235,6 +240,18 @@ func TestSabotage(t *testing.T) {
 				return late
 			},
 			want: "under epoch",
+		},
+		"another value than was given, with a quorum": {
+			change: func(s *Schedule) { s.Plans = s.Plans[1:]; s.Quorum = &Quorum{Ranks: 2} },
+			sabotage: func(w *world, node int, arrival kind, p *wire.Packet) bool {
+				if arrival != atSwitch || p.Type != wire.TypeGrad || p.Rank != 1 {
+					return false
+				}
+				p.Lanes[0]++
+				p.Seal()
+				return true
+			},
+			want: "of mask",
 		},
 		"a pool that the switch does not have": {
 			change: func(s *Schedule) { s.Plans = s.Plans[:1]; s.Plans[0].Pool = 2; s.Links[0].Drop = 0.3 },
