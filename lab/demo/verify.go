@@ -29,9 +29,10 @@ type verifier struct {
 	vectors  [][]float32 // [rank] the vectors of the step that was summed last, of
 	step     int
 	residual []map[tensor][]float32 // [rank][tensor][lane] what was left out, for the tensor's next all-reduce
-	wanted   []wanted               // [all-reduce]
-	digests  [][sha256.Size]byte    // [all-reduce] of exponent and sums
-	relL2    float64                // the largest of all all-reduces
+	balance  map[tensor]*balance
+	wanted   []wanted            // [all-reduce]
+	digests  [][sha256.Size]byte // [all-reduce] of exponent and sums
+	relL2    float64             // the largest of all all-reduces
 	maxAbs   float64
 	counted  int // contributors, of all chunks
 	chunks   int
@@ -40,6 +41,10 @@ type verifier struct {
 
 // tensor is what keeps its scale and what was left out from one all-reduce to the next.
 type tensor struct{ lanes, bucket int }
+
+// balance is the account of a tensor by lane, over all all-reduces: what the ranks gave, what workers received, and the
+// most by which rounding may have put the two apart.
+type balance struct{ given, received, rounding []float64 }
 
 // wanted is what every worker must hold after an all-reduce.
 type wanted struct {
@@ -58,6 +63,7 @@ func newVerifier(set *grads.Set, ranks int, steps []int, buckets, quorum int) *v
 		step:     -1,
 		limit:    float64(math.MaxInt32 / int32(ranks)),
 		residual: make([]map[tensor][]float32, ranks),
+		balance:  map[tensor]*balance{},
 		wanted:   make([]wanted, len(steps)*buckets),
 		digests:  make([][sha256.Size]byte, len(steps)*buckets),
 		least:    ranks,
@@ -93,6 +99,15 @@ func (v *verifier) check(rank, number int, exponent int8, masks []uint64, sums [
 		if err := v.sum(w, number, exponent, masks); err != nil {
 			return err
 		}
+		if len(sums) == len(w.sums) {
+			received := v.account(number).received
+			for i, s := range sums {
+				received[i] += math.Ldexp(float64(s), -int(exponent))
+			}
+		}
+	}
+	if w.takers>>rank&1 != 0 {
+		return fmt.Errorf("%s: rank %d reports it twice", v.name(number), rank)
 	}
 	fail := func(format string, args ...any) error {
 		return fmt.Errorf("%s: rank %d has %s", v.name(number), rank, fmt.Sprintf(format, args...))
@@ -139,6 +154,18 @@ func (v *verifier) load(step int) error {
 	return nil
 }
 
+// account returns the account of the tensor of an all-reduce.
+func (v *verifier) account(number int) *balance {
+	lanes, bucket := v.set.Len(v.steps[number/v.buckets]), number%v.buckets
+	b := v.balance[tensor{lanes, bucket}]
+	if b == nil {
+		from, to := replay.Bucket(lanes, v.buckets, bucket)
+		b = &balance{make([]float64, to-from), make([]float64, to-from), make([]float64, to-from)}
+		v.balance[tensor{lanes, bucket}] = b
+	}
+	return b
+}
+
 // sum quantizes and adds the input of an all-reduce of which the contributors are known, and measures how far the sum is
 // from the one in float64.
 func (v *verifier) sum(w *wanted, number int, exponent int8, masks []uint64) error {
@@ -162,6 +189,7 @@ func (v *verifier) sum(w *wanted, number int, exponent int8, masks []uint64) err
 	}
 	sums, exact := make([]int64, n), make([]float64, n)
 	scale := math.Ldexp(1, int(exponent))
+	account := v.account(number)
 	for rank, vector := range v.vectors {
 		if v.residual[rank] == nil {
 			v.residual[rank] = map[tensor][]float32{}
@@ -172,12 +200,15 @@ func (v *verifier) sum(w *wanted, number int, exponent int8, masks []uint64) err
 			v.residual[rank][tensor{lanes, bucket}] = residual
 		}
 		for i, x := range vector[from:to] {
+			account.given[i] += float64(x)
 			x += residual[i]
+			account.rounding[i] += math.Abs(float64(x)) * 0x1p-24
 			if masks[i/wire.MaxLanes]>>rank&1 == 0 {
 				residual[i] = x
 				continue
 			}
 			exact[i] += float64(x)
+			account.rounding[i] += 0.5 / scale
 			scaled := float64(x) * scale
 			lane := max(-v.limit, min(v.limit, math.RoundToEven(scaled)))
 			residual[i] = 0
@@ -218,7 +249,8 @@ func (v *verifier) contributors() (least int, mean float64) {
 	return v.least, float64(v.counted) / float64(max(v.chunks, 1))
 }
 
-// complete returns an error when any rank has not reported every all-reduce.
+// complete returns an error when any rank has not reported every all-reduce, or when what the ranks gave is not what
+// they received and what was left out.
 func (v *verifier) complete() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -226,6 +258,18 @@ func (v *verifier) complete() error {
 		for rank := range v.residual {
 			if w.takers&(1<<rank) == 0 {
 				return fmt.Errorf("%s: rank %d has not reported", v.name(number), rank)
+			}
+		}
+	}
+	for name, b := range v.balance {
+		for i, given := range b.given {
+			there := b.received[i]
+			for _, residual := range v.residual {
+				there += float64(residual[name][i])
+			}
+			if math.Abs(given-there) > b.rounding[i]*(1+0x1p-20) {
+				return fmt.Errorf("lane %d of bucket %d of %d lanes: the ranks gave %g, in the sums and left out are %g: rounding explains %g only",
+					i, name.bucket, name.lanes, given, there, b.rounding[i])
 			}
 		}
 	}

@@ -121,3 +121,29 @@ func TestVerifierAllRanks(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestVerifierBalance: at the end what was given is what was received and left out; a value too many is an error, and so
+// is an all-reduce that a rank reports twice.
+func TestVerifierBalance(t *testing.T) {
+	const exponent = 20
+	set := grads.Synthetic(1, 1, 1)
+	x, err := set.Vector(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := newVerifier(set, 1, []int{0}, 1, 1)
+	sums := []int32{int32(math.RoundToEven(math.Ldexp(float64(x[0]), exponent)))}
+	if err := v.check(0, 0, exponent, nil, sums); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.complete(); err != nil {
+		t.Fatal(err)
+	}
+	v.residual[0][tensor{1, 0}][0]++
+	if err := v.complete(); err == nil || !strings.Contains(err.Error(), "rounding explains") {
+		t.Errorf("%v, want an error: a value is left out that nobody gave", err)
+	}
+	if err := v.check(0, 0, exponent, nil, sums); err == nil || !strings.Contains(err.Error(), "twice") {
+		t.Errorf("%v, want an error: the rank has reported before", err)
+	}
+}
