@@ -13,6 +13,7 @@ import (
 	"xagg/controller"
 	"xagg/lab/demo"
 	"xagg/lab/netns"
+	"xagg/policy"
 )
 
 func newDemoCommand(env *env) *cobra.Command {
@@ -39,7 +40,8 @@ and on request
 
 and compare the integers that every worker receives with a plain loop's sum of the quantized inputs. Exit code 0 only
 if all are equal, and the same in all modes. With a quorum each chunk's integers are compared with the sum over the ranks
-in its mask of what these had to give, what was left out of their vectors before included.
+in its mask of what these had to give, what was left out of their vectors before included; in an async job all that a worker was told with the sum of all
+contributions.
 
 With root the hosts are network namespaces with veth links, and the server's program is XDP in the kernel. Without,
 everything runs in one process.`,
@@ -49,6 +51,7 @@ everything runs in one process.`,
   xagg demo --mode steered --rounds 50
   xagg demo --depth 4 --buckets 8
   xagg demo --consistency quorum --quorum 3 --wait 5ms --straggler 3=40ms
+  xagg demo --consistency async --staleness 2 --straggler 3=20ms
   xagg demo --switch simple_switch_grpc
   xagg demo --fault drop=5%,reorder=5% --fault corrupt=1%,port=65`,
 		Args: cobra.NoArgs,
@@ -95,10 +98,11 @@ everything runs in one process.`,
 	f.IntVar(&opts.Rounds, "rounds", 0, "vectors to all-reduce per mode (default: each step three times)")
 	f.IntVar(&opts.Depth, "depth", 1, "rounds of a job that may be under way")
 	f.IntVar(&opts.Buckets, "buckets", 1, "pieces that each vector is cut into, all-reduced at the same time as far as the depth goes")
-	f.StringVar((*string)(&opts.Consistency.Mode), "consistency", string(controller.ModeSync), "what a result is: sync (of all ranks) or quorum (of at least --quorum)")
+	f.StringVar((*string)(&opts.Consistency.Mode), "consistency", string(controller.ModeSync), "what a result is: sync (the sum of all ranks), quorum (of at least --quorum) or async (what was added meanwhile)")
 	f.IntVar(&opts.Consistency.Quorum, "quorum", 0, "ranks that are enough for a result (quorum)")
 	f.DurationVar(&opts.Consistency.Wait, "wait", 0, "how long a chunk is kept open for more ranks, from its first arrival (quorum)")
 	f.IntVar(&opts.Consistency.Rounds, "keep-rounds", 0, "rounds that servers keep for stragglers, a power of two (quorum) (default: all of the run, up to 256)")
+	f.IntVar(&opts.Consistency.Staleness, "staleness", 0, "contributions that a rank may be ahead of the slowest (async)")
 	f.StringArrayVar(&stragglers, "straggler", nil, "RANK=DELAY: this rank comes later to every all-reduce, and hybrid steers it")
 	faults.add(f)
 	f.BoolVar(&opts.NoChecksum, "no-checksum", false, "workers send without UDP checksums; damaged packets then show in the results' tags")
@@ -158,13 +162,10 @@ func prepareDemo(env *env, cmd *cobra.Command, opts *demo.Options, modes, stragg
 	opts.Progress = func(format string, args ...any) { fmt.Fprintf(env.stderr, format+"\n", args...) }
 	opts.Modes = modes
 	if len(modes) == 0 {
-		opts.Modes = demo.Modes
-		if opts.Consistency.Mode != controller.ModeSync {
-			opts.Modes = demo.LenientModes
-		}
-		if opts.Workers < 3 {
+		opts.Modes = demo.ModesOf(opts.Consistency.Mode)
+		if last := len(opts.Modes) - 1; opts.Workers < 3 && opts.Modes[last] == string(policy.ModeHybrid) {
 			opts.Progress("mode hybrid is left out: it needs three workers")
-			opts.Modes = opts.Modes[:len(opts.Modes)-1]
+			opts.Modes = opts.Modes[:last]
 		}
 	}
 	if opts.Lab == "" {

@@ -20,7 +20,7 @@ import (
 func newWorkerCommand(env *env) *cobra.Command {
 	var (
 		controller, job, ip, spec, dump string
-		rank, rounds, buckets           int
+		rank, rounds, buckets, settle   int
 		port                            uint16
 		timeout, delay                  time.Duration
 		noChecksum                      bool
@@ -57,6 +57,8 @@ roundIII-bucketB-rankR.i32.`,
 					grads.RepeatsPerStep)
 			case buckets < 1 || buckets > replay.MaxBuckets:
 				return usagef("--buckets %d: want 1 to %d", buckets, replay.MaxBuckets)
+			case settle < 0 || settle > grads.MaxRounds:
+				return usagef("--settle %d: want 0 to %d", settle, grads.MaxRounds)
 			case timeout <= 0:
 				return usagef("--timeout %v: want a positive duration", timeout)
 			}
@@ -88,6 +90,7 @@ roundIII-bucketB-rankR.i32.`,
 				Set:     set,
 				Rounds:  rounds,
 				Buckets: buckets,
+				Settle:  settle,
 				Delay:   delay,
 			}, func(r replay.Reduced) error {
 				count++
@@ -110,6 +113,7 @@ roundIII-bucketB-rankR.i32.`,
 	f.StringVar(&spec, "grads", "", "directory with *rank{R}.npy, or synthetic:N for N values (default: the embedded gradients)")
 	f.IntVar(&rounds, "rounds", 0, fmt.Sprintf("number of vectors to all-reduce (default: each step %d times)", grads.RepeatsPerStep))
 	f.IntVar(&buckets, "buckets", 1, "pieces that each vector is cut into, all-reduced at the same time as far as the job's depth goes")
+	f.IntVar(&settle, "settle", 0, "vectors of zeros to all-reduce at the end; in an async job one more than its staleness tells each rank of everything")
 	f.StringVar(&dump, "dump", "", "directory for the integers of every all-reduce")
 	f.DurationVar(&timeout, "timeout", worker.DefaultTimeout, "how long an all-reduce may take")
 	f.DurationVar(&delay, "delay", 0, "be a straggler: compute this much longer before every all-reduce")

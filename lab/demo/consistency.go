@@ -3,15 +3,58 @@ package demo
 import (
 	"math/bits"
 	"slices"
+	"strings"
 	"time"
 
 	"xagg/api"
 	"xagg/controller"
 	"xagg/policy"
+	"xagg/wire"
+	"xagg/worker/replay"
 )
 
-// LenientModes are the modes of the demo in which a chunk may be closed without all ranks: a server closes it.
-var LenientModes = []string{string(policy.ModeServer), string(policy.ModeHybrid)}
+// ModesOf returns those of [Modes] in which jobs of a consistency can run. Chunks that need not wait for all ranks are a
+// server's, and running sums are on servers alone.
+func ModesOf(c controller.Mode) []string {
+	switch c {
+	case controller.ModeQuorum:
+		return []string{string(policy.ModeServer), string(policy.ModeHybrid)}
+	case controller.ModeAsync:
+		return []string{string(policy.ModeServer)}
+	}
+	return Modes
+}
+
+// isAsync reports whether results are differences of running sums.
+func (o *Options) isAsync() bool { return o.Consistency.Mode == controller.ModeAsync }
+
+// settle returns how many vectors of zeros follow the last of each length. A rank adds the last of staleness + 1 only when
+// all have added what comes before the first; one more lets what was clipped of the last vector be told too.
+func (o *Options) settle() int {
+	if o.isAsync() {
+		return o.Consistency.Staleness + 2
+	}
+	return 0
+}
+
+// maxElems returns the lanes that a job must have room for: those of its longest buckets, at least 1; in an async job those
+// of the chunks of all tensors.
+func (o *Options) maxElems() int {
+	if !o.isAsync() {
+		return max((o.Set.MaxLen()+o.Buckets-1)/o.Buckets, 1)
+	}
+	lengths, all := map[int]bool{}, 0
+	for _, step := range o.Set.Schedule(o.Rounds) {
+		lanes := o.Set.Len(step)
+		for b := range o.Buckets {
+			if from, to := replay.Bucket(lanes, o.Buckets, b); !lengths[lanes] {
+				all += max(chunks(to-from), 1) * wire.MaxLanes
+			}
+		}
+		lengths[lanes] = true
+	}
+	return all
+}
 
 // isQuorum reports whether results may lack ranks.
 func (o *Options) isQuorum() bool { return o.Consistency.Mode == controller.ModeQuorum }
@@ -28,7 +71,7 @@ func (o *Options) quorum() int {
 func (o *Options) consistency() *api.Consistency {
 	c := &o.Consistency
 	return &api.Consistency{
-		Mode: string(c.Mode), Quorum: uint32(c.Quorum), WaitUs: uint32(c.Wait / time.Microsecond), Rounds: uint32(c.Rounds),
+		Mode: string(c.Mode), Quorum: uint32(c.Quorum), WaitUs: uint32(c.Wait / time.Microsecond), Rounds: uint32(c.Rounds), Staleness: uint32(c.Staleness),
 	}
 }
 
@@ -38,21 +81,24 @@ func (o *Options) checkConsistency() error {
 	if c.Mode == "" {
 		c.Mode = controller.ModeSync
 	}
-	switch c.Mode {
-	case controller.ModeSync:
-		if c.Quorum != 0 || c.Wait != 0 || c.Rounds != 0 {
-			return usagef("a quorum, how long to wait for more, and rounds to keep belong to the consistency %q", controller.ModeQuorum)
-		}
-		return nil
-	case controller.ModeQuorum:
-	default:
-		return usagef("consistency %q: want %q or %q", c.Mode, controller.ModeSync, controller.ModeQuorum)
+	switch {
+	case c.Mode != controller.ModeSync && c.Mode != controller.ModeQuorum && c.Mode != controller.ModeAsync:
+		return usagef("consistency %q: want %q, %q or %q", c.Mode, controller.ModeSync, controller.ModeQuorum, controller.ModeAsync)
+	case c.Mode != controller.ModeQuorum && (c.Quorum != 0 || c.Wait != 0 || c.Rounds != 0):
+		return usagef("a quorum, how long to wait for more, and rounds to keep belong to the consistency %q", controller.ModeQuorum)
+	case c.Mode != controller.ModeAsync && c.Staleness != 0:
+		return usagef("a staleness belongs to the consistency %q", controller.ModeAsync)
+	case c.Staleness < 0 || c.Staleness > controller.MaxStaleness:
+		return usagef("staleness %d: want 0 to %d", c.Staleness, controller.MaxStaleness)
 	}
+	able := ModesOf(c.Mode)
 	for _, mode := range o.Modes {
-		if !slices.Contains(LenientModes, mode) {
-			return usagef("mode %q with consistency %q: want %q or %q, whose servers close chunks without all ranks", mode, c.Mode,
-				LenientModes[0], LenientModes[1])
+		if c.Mode != controller.ModeSync && !slices.Contains(able, mode) {
+			return usagef("mode %q with consistency %q, which needs servers: want %s", mode, c.Mode, strings.Join(able, " or "))
 		}
+	}
+	if c.Mode != controller.ModeQuorum {
+		return nil
 	}
 	switch {
 	case c.Quorum < 1 || c.Quorum > o.Workers:
@@ -79,6 +125,9 @@ func (o *Options) allRounds() int {
 
 // rounds returns the number of rounds that a job's lease on a server has room for.
 func (o *Options) rounds() int {
+	if o.isAsync() {
+		return 4 // docs/protocol.md, "Async"
+	}
 	if o.Consistency.Rounds != 0 {
 		return o.Consistency.Rounds
 	}

@@ -147,9 +147,6 @@ func (o *Options) validate() error {
 	return nil
 }
 
-// bucketLanes returns the length of the longest buckets, at least 1.
-func (o *Options) bucketLanes() int { return max((o.Set.MaxLen()+o.Buckets-1)/o.Buckets, 1) }
-
 // chunks returns the number of chunks of the longest vectors.
 func (o *Options) chunks() (n int) {
 	for b := range o.Buckets {
@@ -327,7 +324,7 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 	req := &api.CreateJobRequest{
 		Name:        "demo-" + mode,
 		Ranks:       uint32(opts.Workers),
-		MaxElems:    uint32(opts.bucketLanes()),
+		MaxElems:    uint32(opts.maxElems()),
 		Depth:       uint32(opts.Depth),
 		Consistency: opts.consistency(),
 		Policy:      &api.Policy{Rule: policy.RuleStatic, Mode: mode},
@@ -349,14 +346,21 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 
 	steps := opts.Set.Schedule(opts.Rounds)
 	v := newVerifier(opts.Set, opts.Workers, steps, opts.Buckets, opts.quorum())
+	verify := v.take
+	var l *ledger
+	if opts.isAsync() {
+		l = newLedger(opts)
+		verify = l.take
+	}
+	vectors := len(replay.Vectors(opts.Set, opts.Rounds, opts.settle()))
 	run := Result{
 		Mode: mode, Switch: opts.Switch, Lab: opts.Lab, Workers: opts.Workers, Servers: len(job.Servers),
 		Consistency: string(opts.Consistency.Mode),
 		Allreduces:  len(steps), Buckets: opts.Buckets, Depth: opts.Depth, Lanes: opts.Set.MaxLen(), Chunks: opts.chunks(), Exact: true,
 	}
 	var mu sync.Mutex
-	slowest, finished := make([]float64, len(steps)), make([]int, len(steps))
-	plans := epochs{of: make([]uint16, len(steps)*opts.Buckets)}
+	slowest, finished := make([]float64, vectors), make([]int, vectors)
+	plans := epochs{of: make([]uint16, vectors*opts.Buckets)}
 	steering := steerer{
 		client: client, job: job.Name, ranks: opts.Workers, random: rand.New(rand.NewPCG(opts.Seed, 0)), progress: opts.Progress,
 	}
@@ -370,11 +374,11 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 		group.Go(func() error { return steering.run(steer) })
 	}
 	err = bed.run(ctx, job.Name, func(r reduced) error {
-		number, wrong := v.number(r.line.Index, r.line.Bucket)
-		known := wrong == nil
-		if known {
-			wrong = errors.Join(v.check(r.rank, number, r.line.Exponent, r.masks, r.sums), plans.agree(number, r.rank, r.line.Epoch))
+		if i, b := r.line.Index, r.line.Bucket; i < 0 || i >= vectors || b < 0 || b >= opts.Buckets {
+			return fmt.Errorf("rank %d reports vector %d, bucket %d; there are %d vectors with %d buckets", r.rank, i, b, vectors, opts.Buckets)
 		}
+		number := r.line.Index*opts.Buckets + r.line.Bucket
+		wrong := errors.Join(verify(number, r), plans.agree(number, r.rank, r.line.Epoch))
 		mu.Lock()
 		defer mu.Unlock()
 		if wrong != nil && run.Exact {
@@ -384,13 +388,10 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 		run.Resends += r.line.Resends
 		run.Saturated += r.line.Saturated
 		run.Late += r.line.Late
-		if !known {
-			return nil
-		}
 		index := r.line.Index
 		slowest[index] = max(slowest[index], r.line.Seconds) // the buckets of a vector begin together
 		if finished[index]++; finished[index] == opts.Workers*opts.Buckets {
-			opts.Progress("%s: all-reduce %d of %d: %s, %v", mode, index+1, len(steps), r.line.Step, seconds(slowest[index]))
+			opts.Progress("%s: all-reduce %d of %d: %s, %v", mode, index+1, vectors, r.line.Step, seconds(slowest[index]))
 		}
 		return nil
 	})
@@ -398,7 +399,11 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 	if err := errors.Join(err, group.Wait()); err != nil {
 		return fail(err)
 	}
-	if err := v.complete(); err != nil && run.Exact {
+	complete := v.complete
+	if l != nil {
+		complete = l.complete
+	}
+	if err := complete(); err != nil && run.Exact {
 		run.Exact, run.Error = false, err.Error()
 	}
 	if mode == ModeSteered {
@@ -425,7 +430,12 @@ func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Resu
 	}
 	run.SecondsPerAllreduce, run.AllreduceSeconds = median(slowest), slowest
 	run.MaxAbsError, run.RelL2Error = v.maxAbs, v.relL2
-	run.LeastContributors, run.MeanContributors = v.contributors()
+	if l != nil {
+		run.MaxAbsError, run.RelL2Error = l.maxAbs, l.relL2
+		run.MostAdditions, run.MeanAdditions = l.additions()
+	} else {
+		run.LeastContributors, run.MeanContributors = v.contributors()
+	}
 	return run, v, nil
 }
 

@@ -53,6 +53,7 @@ func (p *process) worker(ctx context.Context, job string, rank int, take func(re
 		Set:     p.opts.Set,
 		Rounds:  p.opts.Rounds,
 		Buckets: p.opts.Buckets,
+		Settle:  p.opts.settle(),
 		Delay:   p.opts.Straggler[rank],
 	}, func(r replay.Reduced) error {
 		return take(reduced{rank, r.Sum, r.Masks, r.Line(p.opts.Set)})

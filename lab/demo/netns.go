@@ -120,7 +120,7 @@ func (n *namespaces) start(ctx context.Context) error {
 
 // memory returns the size of a server's memory: twice what one of the demo's jobs needs, and not less than the default.
 func (n *namespaces) memory() string {
-	size := xdp.Size(2*n.opts.rounds()) * xdp.SlotSize * xdp.Size(chunks(n.opts.bucketLanes()))
+	size := xdp.Size(2*n.opts.rounds()) * xdp.SlotSize * xdp.Size(chunks(n.opts.maxElems()))
 	const mib = 1 << 20
 	return fmt.Sprintf("%dMiB", max(64, (size+mib-1)/mib))
 }
@@ -260,7 +260,7 @@ func (n *namespaces) worker(ctx context.Context, job string, rank int, take func
 	}
 	defer log.Close()
 	args := []string{"worker", "--controller", n.socket("controller"), "--job", job, "--rank", strconv.Itoa(rank),
-		"--ip", host.IP.String(), "--rounds", strconv.Itoa(n.opts.Rounds), "--buckets", strconv.Itoa(n.opts.Buckets),
+		"--ip", host.IP.String(), "--rounds", strconv.Itoa(n.opts.Rounds), "--buckets", strconv.Itoa(n.opts.Buckets), "--settle", strconv.Itoa(n.opts.settle()),
 		"--dump", dir, "--timeout", n.opts.Timeout.String()}
 	if n.opts.Grads != "" {
 		args = append(args, "--grads", n.opts.Grads)

@@ -37,16 +37,20 @@ type Result struct {
 	Allreduces  int    `json:"allreduces"`  // of vectors
 	Buckets     int    `json:"buckets"`     // of each, all-reduced at the same time
 	Depth       int    `json:"depth"`       // rounds that may be under way
-	Consistency string `json:"consistency"` // sync or quorum
+	Consistency string `json:"consistency"` // sync, quorum or async
 	// LeastContributors and MeanContributors are of the ranks of a chunk, of all all-reduces.
 	LeastContributors int     `json:"least_contributors,omitempty"`
 	MeanContributors  float64 `json:"mean_contributors,omitempty"`
+	// MostAdditions and MeanAdditions are of the contributions in a result of an async job.
+	MostAdditions int     `json:"most_additions,omitempty"`
+	MeanAdditions float64 `json:"mean_additions,omitempty"`
 	// Late counts chunks that were closed without a rank, for each such rank.
 	Late   int `json:"late_chunks,omitempty"`
 	Lanes  int `json:"lanes"`  // of the longest vector
 	Chunks int `json:"chunks"` // of it
 	// Exact: the integers on every worker equal a plain loop's sum of the quantized inputs, and those of the other runs;
-	// with a quorum, of what the contributors of each chunk had to give.
+	// with a quorum, of what the contributors of each chunk had to give; async: all that a worker was told is that sum of
+	// all contributions.
 	// tcp: every worker has the same numbers, which are not far from the sum in float64.
 	Exact bool `json:"exact"`
 	// Error says what is not exact.
@@ -130,11 +134,16 @@ func (r *Report) WriteTable(w io.Writer) error {
 			fmt.Fprintf(w, "%s: at least %d contributors a chunk, %.2f on average; %d contributions to a chunk came late and went into the "+
 				"next all-reduce\n", run.Mode, run.LeastContributors, run.MeanContributors, run.Late)
 		}
+		if run.Consistency == string(controller.ModeAsync) {
+			fmt.Fprintf(w, "%s: results had up to %d contributions, %.2f on average\n", run.Mode, run.MostAdditions, run.MeanAdditions)
+		}
 		if run.Mode == ModeSteered {
 			fmt.Fprintf(w, "steered: the plan changed %d times between %d all-reduces, for all workers at the same one\n", run.Changes, run.Allreduces)
 		}
 	}
 	switch {
+	case r.Exact && slices.ContainsFunc(r.Runs, func(run Result) bool { return run.Consistency == string(controller.ModeAsync) }):
+		fmt.Fprintln(w, "exact: every worker was told the plain sum of all contributions, each exactly once")
 	case r.Exact && slices.ContainsFunc(r.Runs, func(run Result) bool { return run.Consistency == string(controller.ModeQuorum) }):
 		fmt.Fprintln(w, "exact: every worker has the same integers and contributors, and they are the plain sum of what these had to give")
 	case r.Exact && slices.ContainsFunc(r.Runs, func(run Result) bool { return run.Mode == ModeTCP }):

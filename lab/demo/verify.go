@@ -70,20 +70,17 @@ func newVerifier(set *grads.Set, ranks int, steps []int, buckets, quorum int) *v
 	}
 }
 
-// number returns the number of a bucket's all-reduce.
-func (v *verifier) number(vector, bucket int) (int, error) {
-	if vector < 0 || vector >= len(v.steps) || bucket < 0 || bucket >= v.buckets {
-		return 0, fmt.Errorf("all-reduce of vector %d, bucket %d: there are %d vectors with %d buckets", vector, bucket, len(v.steps), v.buckets)
-	}
-	return vector*v.buckets + bucket, nil
-}
-
 // name spells an all-reduce.
 func (v *verifier) name(number int) string {
 	if v.buckets == 1 {
 		return fmt.Sprintf("all-reduce %d", number)
 	}
 	return fmt.Sprintf("all-reduce %d, bucket %d", number/v.buckets, number%v.buckets)
+}
+
+// take checks what a rank holds after an all-reduce.
+func (v *verifier) take(number int, r reduced) error {
+	return v.check(r.rank, number, r.line.Exponent, r.masks, r.sums)
 }
 
 // check compares the integers that a rank received in an all-reduce, and their contributors by chunk; none stands for all

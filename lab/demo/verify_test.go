@@ -11,7 +11,8 @@ import (
 	"xagg/worker/replay"
 )
 
-// history is what ranks of a job hold after each of its all-reduces, computed apart from the verifier: every rank by itself.
+// history is what ranks of a job hold after each of its all-reduces, computed apart from the verifier: every rank by
+// itself.
 type history struct {
 	exponent int8
 	masks    [][]uint64 // [all-reduce][chunk]

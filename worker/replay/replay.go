@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,7 +29,10 @@ type Config struct {
 	// Buckets, 1..MaxBuckets or 0 for one, is the number of pieces that each vector is cut into, see Bucket. They are
 	// tensors of their own whose all-reduces are under way at the same time.
 	Buckets int
-	Delay   time.Duration // how much longer than the others it computes before each vector: a straggler
+	// Settle is the number of vectors of zeros that are all-reduced after the last of each length. In an async job of
+	// staleness s the result of the last of s + 1 has told this rank of all contributions of all vectors.
+	Settle int
+	Delay  time.Duration // how much longer than the others it computes before each vector: a straggler
 }
 
 // MaxBuckets is the largest number of buckets of a vector.
@@ -39,10 +43,38 @@ func Bucket(lanes, buckets, bucket int) (from, to int) {
 	return lanes * bucket / buckets, lanes * (bucket + 1) / buckets
 }
 
+// Vector is what is all-reduced in a place of a run.
+type Vector struct {
+	Step  int  // of the set
+	Zeros bool // of the step's length, instead of its values
+}
+
+// Vectors returns the vectors of a run in their order.
+func Vectors(set *grads.Set, rounds, settle int) []Vector {
+	var vectors, zeros []Vector
+	lengths := map[int]bool{}
+	for _, step := range set.Schedule(rounds) {
+		vectors = append(vectors, Vector{Step: step})
+		if n := set.Len(step); !lengths[n] {
+			lengths[n] = true
+			zeros = append(zeros, slices.Repeat([]Vector{{Step: step, Zeros: true}}, settle)...)
+		}
+	}
+	return append(vectors, zeros...)
+}
+
+// values returns a rank's values of a vector.
+func (v Vector) values(set *grads.Set, rank int) ([]float32, error) {
+	if v.Zeros {
+		return make([]float32, set.Len(v.Step)), nil
+	}
+	return set.Vector(v.Step, rank)
+}
+
 // Reduced is an all-reduce that was done.
 type Reduced struct {
-	Index   int // of the vector, from 0
-	Step    int // of the set
+	Index int // of the vector, from 0
+	Vector
 	Bucket  int // of the Buckets of the vector, from 0
 	Buckets int
 	Elems   int     // length of the bucket
@@ -63,13 +95,13 @@ type tensor struct {
 // it does in training.
 func Run(ctx context.Context, client api.ControllerClient, cfg Config, take func(Reduced) error, opts ...worker.Option) (err error) {
 	set, rank := cfg.Set, cfg.Worker.Rank
-	schedule := set.Schedule(cfg.Rounds)
+	vectors := Vectors(set, cfg.Rounds, cfg.Settle)
 	buckets := max(cfg.Buckets, 1)
-	cfg.Worker.Plan = plan(set, schedule, buckets)
+	cfg.Worker.Plan = plan(set, vectors, buckets)
 	tensors := map[string]*tensor{} // not changed any more once the worker has joined
-	for _, step := range schedule {
+	for _, v := range vectors {
 		for b := range buckets {
-			tensors[key(set.Len(step), buckets, b)] = &tensor{}
+			tensors[key(set.Len(v.Step), buckets, b)] = &tensor{}
 		}
 	}
 	w, err := worker.Join(ctx, client, cfg.Worker, append(opts, worker.WithObserver(func(r worker.Round) {
@@ -78,7 +110,7 @@ func Run(ctx context.Context, client api.ControllerClient, cfg Config, take func
 		}
 		t := tensors[r.Key]
 		t.sum = append(t.sum[:r.Offset], r.Sum...)
-		if r.Masks != nil {
+		if r.Masks != nil && !r.Async {
 			t.masks = append(t.masks[:r.Offset/wire.MaxLanes], r.Masks...)
 		}
 	}))...)
@@ -95,8 +127,8 @@ func Run(ctx context.Context, client api.ControllerClient, cfg Config, take func
 		return fmt.Errorf("job %q has %d workers, the gradients have %d ranks only", cfg.Worker.Job, w.Ranks(), set.Ranks())
 	}
 	pending := make([]*worker.Pending, buckets)
-	for i, step := range schedule {
-		vector, err := set.Vector(step, rank)
+	for i, v := range vectors {
+		vector, err := v.values(set, rank)
 		if err != nil {
 			return err
 		}
@@ -115,7 +147,9 @@ func Run(ctx context.Context, client api.ControllerClient, cfg Config, take func
 				return err
 			}
 			t := tensors[key(len(vector), buckets, b)]
-			if err := take(Reduced{Index: i, Step: step, Bucket: b, Buckets: buckets, Elems: len(t.sum), Sum: t.sum, Masks: t.masks, Info: info}); err != nil {
+			if err := take(Reduced{
+				Index: i, Vector: v, Bucket: b, Buckets: buckets, Elems: len(t.sum), Sum: t.sum, Masks: t.masks, Info: info,
+			}); err != nil {
 				return err
 			}
 		}
@@ -133,18 +167,18 @@ func key(lanes, buckets, bucket int) string {
 
 // plan spells what all ranks must agree on: the lengths of the vectors in their order, and into how many buckets each is
 // cut.
-func plan(set *grads.Set, schedule []int, buckets int) string {
+func plan(set *grads.Set, vectors []Vector, buckets int) string {
 	var b strings.Builder
 	b.WriteString("float32")
 	if buckets > 1 {
 		fmt.Fprintf(&b, " buckets=%d", buckets)
 	}
-	for i := 0; i < len(schedule); {
+	for i := 0; i < len(vectors); {
 		n := 1
-		for i+n < len(schedule) && set.Len(schedule[i+n]) == set.Len(schedule[i]) {
+		for i+n < len(vectors) && set.Len(vectors[i+n].Step) == set.Len(vectors[i].Step) {
 			n++
 		}
-		fmt.Fprintf(&b, " %dx%d", n, set.Len(schedule[i]))
+		fmt.Fprintf(&b, " %dx%d", n, set.Len(vectors[i].Step))
 		i += n
 	}
 	return b.String()
@@ -168,7 +202,7 @@ func pause(ctx context.Context, d time.Duration) error {
 // Line is what is written about an all-reduce: one JSON object a line.
 type Line struct {
 	Index     int     `json:"index"`      // of the vector, from 0
-	Step      string  `json:"step"`       // name
+	Step      string  `json:"step"`       // name, or "zeros"
 	Bucket    int     `json:"bucket"`     // of the vector, from 0
 	Elems     int     `json:"elems"`      // length of the bucket
 	Round     uint32  `json:"round"`      // number of its first round in the job
@@ -187,18 +221,24 @@ type Line struct {
 	// Masks are the contributors by chunk where Mask does not say it all, hexadecimal.
 	Masks []string `json:"masks,omitempty"`
 	Late  int      `json:"late,omitempty"` // chunks without this worker
+	// Additions are the contributions in the result of the chunk that had the most, in an async job.
+	Additions int `json:"additions,omitempty"`
 }
 
 // Line returns what is written about r, an all-reduce of set.
 func (r *Reduced) Line(set *grads.Set) Line {
 	i := &r.Info
+	step := set.Steps()[r.Step]
+	if r.Zeros {
+		step = "zeros"
+	}
 	var masks []string
 	for _, m := range r.Masks {
 		masks = append(masks, fmt.Sprintf("%#x", m))
 	}
 	return Line{
-		Masks: masks, Late: i.Late,
-		Index: r.Index, Step: set.Steps()[r.Step], Bucket: r.Bucket, Elems: r.Elems, Round: i.Round, Rounds: i.Rounds, Epoch: i.Epoch,
+		Masks: masks, Late: i.Late, Additions: i.Additions,
+		Index: r.Index, Step: step, Bucket: r.Bucket, Elems: r.Elems, Round: i.Round, Rounds: i.Rounds, Epoch: i.Epoch,
 		Exponent: i.Exponent, Mask: fmt.Sprintf("%#x", i.Mask), Chunks: i.Chunks, Packets: i.Packets, Resends: i.Resends,
 		Saturated: uint64(i.Clipped), Last: i.Last, SpreadUs: i.Spread.Microseconds(), BlockedUs: i.Blocked.Microseconds(),
 		Seconds: i.Duration.Seconds(),
