@@ -98,7 +98,8 @@ everything runs in one process.`,
 	f.IntVar(&opts.Rounds, "rounds", 0, "vectors to all-reduce per mode (default: each step three times)")
 	f.IntVar(&opts.Depth, "depth", 1, "rounds of a job that may be under way")
 	f.IntVar(&opts.Buckets, "buckets", 1, "pieces that each vector is cut into, all-reduced at the same time as far as the depth goes")
-	f.StringVar((*string)(&opts.Consistency.Mode), "consistency", string(controller.ModeSync), "what a result is: sync (the sum of all ranks), quorum (of at least --quorum) or async (what was added meanwhile)")
+	f.StringVar((*string)(&opts.Consistency.Mode), "consistency", string(controller.ModeSync),
+		"what a result is: sync (the sum of all ranks), quorum (of at least --quorum) or async (what was added meanwhile)")
 	f.IntVar(&opts.Consistency.Quorum, "quorum", 0, "ranks that are enough for a result (quorum)")
 	f.DurationVar(&opts.Consistency.Wait, "wait", 0, "how long a chunk is kept open for more ranks, from its first arrival (quorum)")
 	f.IntVar(&opts.Consistency.Rounds, "keep-rounds", 0, "rounds that servers keep for stragglers, a power of two (quorum) (default: all of the run, up to 256)")

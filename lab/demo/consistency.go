@@ -71,7 +71,8 @@ func (o *Options) quorum() int {
 func (o *Options) consistency() *api.Consistency {
 	c := &o.Consistency
 	return &api.Consistency{
-		Mode: string(c.Mode), Quorum: uint32(c.Quorum), WaitUs: uint32(c.Wait / time.Microsecond), Rounds: uint32(c.Rounds), Staleness: uint32(c.Staleness),
+		Mode: string(c.Mode), Quorum: uint32(c.Quorum), WaitUs: uint32(c.Wait / time.Microsecond),
+		Rounds: uint32(c.Rounds), Staleness: uint32(c.Staleness),
 	}
 }
 

@@ -62,7 +62,8 @@ func (l *ledger) take(number int, r reduced) error {
 	}
 	// The sums begin at 0 with the job, and the scale of a tensor stays.
 	if r.line.Exponent != l.exponent[t] {
-		return fmt.Errorf("all-reduce %d: rank %d has exponent %d, another all-reduce of the tensor %d", number, r.rank, r.line.Exponent, l.exponent[t])
+		return fmt.Errorf("all-reduce %d: rank %d has exponent %d, another all-reduce of the tensor %d", number, r.rank,
+			r.line.Exponent, l.exponent[t])
 	}
 	if len(r.sums) != to-from {
 		return fmt.Errorf("all-reduce %d: rank %d has %d lanes, want %d", number, r.rank, len(r.sums), to-from)

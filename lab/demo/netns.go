@@ -260,7 +260,8 @@ func (n *namespaces) worker(ctx context.Context, job string, rank int, take func
 	}
 	defer log.Close()
 	args := []string{"worker", "--controller", n.socket("controller"), "--job", job, "--rank", strconv.Itoa(rank),
-		"--ip", host.IP.String(), "--rounds", strconv.Itoa(n.opts.Rounds), "--buckets", strconv.Itoa(n.opts.Buckets), "--settle", strconv.Itoa(n.opts.settle()),
+		"--ip", host.IP.String(), "--rounds", strconv.Itoa(n.opts.Rounds), "--buckets", strconv.Itoa(n.opts.Buckets),
+		"--settle", strconv.Itoa(n.opts.settle()),
 		"--dump", dir, "--timeout", n.opts.Timeout.String()}
 	if n.opts.Grads != "" {
 		args = append(args, "--grads", n.opts.Grads)

@@ -178,7 +178,8 @@ func (v *verifier) sum(w *wanted, number int, exponent int8, masks []uint64) err
 	for _, m := range masks {
 		ranks := bits.OnesCount64(m)
 		if ranks < v.quorum || m&^v.all() != 0 {
-			return fmt.Errorf("%s: a chunk has the contributors %#x, want at least %d of %d ranks", v.name(number), m, v.quorum, len(v.residual))
+			return fmt.Errorf("%s: a chunk has the contributors %#x, want at least %d of %d ranks", v.name(number), m, v.quorum,
+				len(v.residual))
 		}
 		v.counted += ranks
 		v.chunks++
