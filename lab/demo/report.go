@@ -131,8 +131,8 @@ func (r *Report) WriteTable(w io.Writer) error {
 	}
 	for _, run := range r.Runs {
 		if run.Consistency == string(controller.ModeQuorum) {
-			fmt.Fprintf(w, "%s: at least %d contributors a chunk, %.2f on average; %d contributions to a chunk came late and went into the "+
-				"next all-reduce\n", run.Mode, run.LeastContributors, run.MeanContributors, run.Late)
+			fmt.Fprintf(w, "%s: at least %d contributors a chunk, %.2f on average; %d contributions to a chunk came late and were kept for the "+
+				"all-reduces after it\n", run.Mode, run.LeastContributors, run.MeanContributors, run.Late)
 		}
 		if run.Consistency == string(controller.ModeAsync) {
 			fmt.Fprintf(w, "%s: results had up to %d contributions, %.2f on average\n", run.Mode, run.MostAdditions, run.MeanAdditions)
