@@ -107,6 +107,7 @@ func (c *Controller) carryOut(ctx context.Context, j *job, meet *rendezvous, rec
 		}
 	}
 	rec.resume()
+	c.running.Go(c.trySave) // where ranks that came back begin
 	log.Info("job has recovered", "took", time.Since(rec.began).Round(time.Microsecond))
 	c.links.announce()
 	if rec.back != 0 && !rec.plan.CanReturn {

@@ -189,7 +189,7 @@ func (r *rendezvous) reseat(rank int, s seat) error {
 	case old.digest != s.digest:
 		return &seatError{fmt.Sprintf("rank %d of job %q has %q, not %q", rank, r.job, old.digest, s.digest)}
 	}
-	if old.deaf && old.lost == nil && r.recovery != nil && r.recovery.ranks>>rank&1 == 0 {
+	if old.deaf && old.lost == nil && r.recovery != nil && (r.recovery.ranks|r.recovery.back)>>rank&1 == 0 {
 		old.lost = fmt.Errorf("the job has recovered without rank %d meanwhile; join anew", rank)
 	}
 	if old.lost == nil {

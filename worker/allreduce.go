@@ -254,7 +254,7 @@ func (w *Worker) overdue(now time.Duration) error {
 func (w *Worker) interrupted(p *Pending, err error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if errors.Is(err, context.DeadlineExceeded) && len(w.pending) > 0 {
+	if errors.Is(err, context.DeadlineExceeded) && len(w.pending) > 0 && !w.endpoint.Done() {
 		err = w.overdue(w.now())
 	}
 	return err

@@ -284,3 +284,25 @@ func TestAsyncDamage(t *testing.T) {
 		t.Errorf("%v, want an integrity error", err)
 	}
 }
+
+// TestAsyncZeros: a tensor that is zero everywhere at first keeps its precision for what comes.
+func TestAsyncZeros(t *testing.T) {
+	w := asyncWorld(t, 1)
+	w.loss, w.dup = 0, 0
+	w.run(2, func(k *rank, step int) *Call {
+		c, err := k.Begin(w.now, "a", []float32{0.01 * float32(step)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}, func(*rank) time.Duration { return 1 })
+	if w.err != nil {
+		t.Fatal(w.err)
+	}
+	history := w.sums[0]
+	exponent := w.ranks[0].calls[1].Info().Exponent
+	want := 0.01 * float64(w.worldConfig.ranks)
+	if got := math.Ldexp(float64(history[len(history)-1][0]), -int(exponent)); math.Abs(got-want) > 1e-5 {
+		t.Errorf("the sum is %g, want %g", got, want)
+	}
+}

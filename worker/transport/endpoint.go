@@ -457,9 +457,17 @@ func (e *Endpoint) startAsync(c *Call) {
 // chunksOf returns the number of chunks of a vector.
 func chunksOf(n int) uint32 { return uint32(max(1, (n+wire.MaxLanes-1)/wire.MaxLanes)) }
 
+// zerosAmax stands for the largest magnitude of an async tensor whose first vectors are zero on all ranks: its scale stays,
+// and that of zeros would round everything that comes later away.
+const zerosAmax = 127
+
 // scaled fixes the exponent of a call from what is known of the tensor; what its RESULTs say is for the next.
 func (e *Endpoint) scaled(c *Call) {
-	c.info.Exponent = scale.Exponent(c.tensor.amax, e.parts)
+	amax := c.tensor.amax
+	if e.cfg.Async && amax == 0 {
+		amax = zerosAmax
+	}
+	c.info.Exponent = scale.Exponent(amax, e.parts)
 	c.tensor.amax = 0
 	c.tensor.sums.exponent, c.tensor.sums.scaled = c.info.Exponent, true
 }

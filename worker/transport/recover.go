@@ -292,7 +292,7 @@ func (e *Endpoint) Progress(now time.Duration) Progress {
 	if len(e.live) > 0 {
 		p.Round = e.live[0].number
 		p.Missing, p.Chunk, p.Left = e.window.Missing()
-		p.Server = e.live[0].server[p.Chunk]
+		p.Server = p.Chunk < e.live[0].chunks && e.live[0].server[p.Chunk] // after an error the window may be at another round
 	}
 	return p
 }
