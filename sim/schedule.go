@@ -273,6 +273,7 @@ func Random(seed uint64) *Schedule {
 		s.Quorum = &Quorum{Ranks: 1 + rng.IntN(s.Workers), Wait: []time.Duration{0, 300 * time.Microsecond, 20 * time.Millisecond}[rng.IntN(3)]}
 		for i := range s.Vectors {
 			s.Vectors[i].Float = false
+			s.Vectors[i].Lanes = s.Vectors[rng.IntN(min(2, len(s.Vectors)))].Lanes // what was left out of one is in the next
 		}
 		for i := range s.Plans {
 			if len(s.Plans[i].Servers) == 0 {

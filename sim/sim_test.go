@@ -241,6 +241,28 @@ func TestSabotage(t *testing.T) {
 			},
 			want: "under epoch",
 		},
+		"a residual that is lost": {
+			// What rank 2 sends in the first all-reduce gets nowhere, and its second contribution is the input alone.
+			change: func(s *Schedule) {
+				s.Plans, s.Vectors = []Plan{{Servers: []int{0}, Pool: 4}}, s.Vectors[:2]
+				s.Quorum = &Quorum{Ranks: 2, Wait: 100 * time.Millisecond}
+			},
+			sabotage: func(w *world, node int, arrival kind, p *wire.Packet) bool {
+				if arrival != atSwitch || p.Type != wire.TypeGrad || p.Rank != 2 {
+					return false
+				}
+				if p.Round == 0 {
+					p.Epoch = 9 // there is no such plan
+					return true
+				}
+				for i := range p.Lanes[:p.Elems] {
+					p.Lanes[i] = w.int(1, 2, int(p.Chunk)*wire.MaxLanes+i)
+				}
+				p.Seal()
+				return true
+			},
+			want: "of mask",
+		},
 		"another value than was given, with a quorum": {
 			change: func(s *Schedule) { s.Plans = s.Plans[1:]; s.Quorum = &Quorum{Ranks: 2} },
 			sabotage: func(w *world, node int, arrival kind, p *wire.Packet) bool {
