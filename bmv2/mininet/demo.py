@@ -111,10 +111,27 @@ class Oracle:
         return array.array('i', map(sum, zip(*vectors)))
 
 
+class Interrupt:
+    """The signals that end the demo.
+
+    They are only noted, and seen where it waits: an exception that comes
+    while Python forks is dropped.
+    """
+
+    noted = False
+
+    @classmethod
+    def note(cls, *_):
+        """Note a signal."""
+        cls.noted = True
+
+
 def wait_for(what, condition, seconds=60):
     """Wait until condition() is true."""
     deadline = time.monotonic() + seconds
     while not condition():
+        if Interrupt.noted:
+            raise KeyboardInterrupt
         if time.monotonic() > deadline:
             raise DemoError(f'{what}: not within {seconds} s')
         time.sleep(0.05)
@@ -290,7 +307,8 @@ def main():
     """Run the demo; return the exit code."""
     args = parse()
     # Ended by a signal, it still cleans up; killed, the next run does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in signal.SIGINT, signal.SIGTERM:
+        signal.signal(number, Interrupt.note)
     setLogLevel('warning')
     for folder in record.sweep():
         print(f'removed {folder}, which a run that was killed has left',
