@@ -97,7 +97,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	for range 3 {
 		r.restart()
 		got := r.job("train")
-		if want := "the controller was restarted and waits for ranks 0-3 to come back"; got.Recovery != want {
+		if want := "ranks 0-3 to come back to the controller, which was restarted"; got.Recovery != want {
 			t.Errorf("recovery is %q, want %q", got.Recovery, want)
 		}
 		r.ready()

@@ -488,7 +488,7 @@ func (c *Controller) describe(j *job) *api.Job {
 		Change:      describeChange(j.change, meet),
 	}
 	if away := meet.stillAway(); away != 0 {
-		out.Recovery = fmt.Sprintf("the controller was restarted and waits for ranks %s to come back", policy.FormatMask(away))
+		out.Recovery = fmt.Sprintf("ranks %s to come back to the controller, which was restarted", policy.FormatMask(away))
 	}
 	switch {
 	case meet.err != nil:

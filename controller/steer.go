@@ -255,7 +255,9 @@ func (c *Controller) advance(ctx context.Context, j *job, ch *change, meet *rend
 	}
 	// A server that cannot be reached keeps the old plan until it is back, which harms nobody: the slots are its own.
 	j.change = nil
-	c.changes.Observe(time.Since(ch.began).Seconds())
+	if !ch.began.IsZero() { // not one that another controller began
+		c.changes.Observe(time.Since(ch.began).Seconds())
+	}
 	c.log.Info("job has changed its plan", "job", meet.job, "epoch", j.epoch)
 	c.running.Go(c.trySave)
 	c.links.announce()

@@ -582,6 +582,12 @@ func (c *controllerClient) printJob(w io.Writer, job *api.Job) error {
 			fmt.Fprintf(tw, "error\t%s\n", j.Error)
 		}
 		fmt.Fprintf(tw, "ranks\t%d, joined %s, left %s\n", j.Ranks, j.Joined, j.Left)
+		if j.Gone != policy.FormatMask(0) {
+			fmt.Fprintf(tw, "gone\t%s\n", j.Gone)
+		}
+		if j.Recovery != "" {
+			fmt.Fprintf(tw, "recovery\t%s\n", j.Recovery)
+		}
 		fmt.Fprintf(tw, "plan\tcohort %s, servers %s, pool %d, %d chunks per round\n",
 			j.Cohort, listOrNone(j.Servers), j.Pool, j.Chunks)
 		fmt.Fprintf(tw, "results\t%s; up to %d rounds under way\n", j.Consistency, j.Depth)

@@ -31,7 +31,7 @@ is interrupted nothing is left, or with --keep all of it for the next. The next 
 the same --memory and the same version of the program, or --replace.
 
 The memory holds whole vectors: a job takes 1,088 bytes for every 256 lanes of its
-largest vector, times the number of rounds that it is deep (at least 2).
+largest vector, times the rounds that are kept: twice its depth, 8 or more with a quorum, 4 if async.
 
 In native mode the program runs in the interface's driver. Where the driver cannot do
 that, auto falls back to generic mode, which copies every frame, and warns. On a veth
