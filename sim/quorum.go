@@ -21,8 +21,7 @@ const quorumRounds = 256
 
 // ledger follows by the masks of results what has become of the integers that ranks gave in a job with a quorum.
 type ledger struct {
-	given    [][]int32            // by rank: the all-reduce under way or done last, with what was left out before
-	history  map[[2]int][]int32   // the same by all-reduce and rank
+	given    map[[2]int][]int32   // by all-reduce and rank: the input, with what was left out before
 	residual []map[string][]int32 // by rank and key: what was left out so far
 	results  map[uint32]outcome   // by round: what the first rank that had it was told
 }
@@ -35,8 +34,7 @@ type outcome struct {
 
 func newLedger(ranks int) *ledger {
 	l := &ledger{
-		given: make([][]int32, ranks), history: map[[2]int][]int32{}, residual: make([]map[string][]int32, ranks),
-		results: map[uint32]outcome{},
+		given: map[[2]int][]int32{}, residual: make([]map[string][]int32, ranks), results: map[uint32]outcome{},
 	}
 	for r := range l.residual {
 		l.residual[r] = map[string][]int32{}
@@ -52,8 +50,7 @@ func (l *ledger) give(rank, work int, key string, input []int32) {
 		given[i] += v
 	}
 	l.residual[rank][key] = make([]int32, len(input))
-	l.given[rank] = given
-	l.history[[2]int{work, rank}] = given
+	l.given[[2]int{work, rank}] = given
 }
 
 // take checks a round that a rank was told of: that it is the same for all ranks, and the sum of what exactly the ranks in
@@ -78,7 +75,7 @@ func (l *ledger) take(rank, work int, key string, r *transport.Round, quorum int
 		for i := c * wire.MaxLanes; i < min((c+1)*wire.MaxLanes, len(r.Sum)); i++ {
 			var want int32
 			for m := mask; m != 0; m &= m - 1 {
-				given, ok := l.history[[2]int{work, bits.TrailingZeros64(m)}]
+				given, ok := l.given[[2]int{work, bits.TrailingZeros64(m)}]
 				if !ok {
 					return fmt.Errorf("chunk %d has mask %#x, and rank %d has not begun", c, mask, bits.TrailingZeros64(m))
 				}
@@ -88,7 +85,7 @@ func (l *ledger) take(rank, work int, key string, r *transport.Round, quorum int
 				return fmt.Errorf("lane %d is %d, want %d of mask %#x", r.Offset+i, r.Sum[i], want, mask)
 			}
 			if mask>>rank&1 == 0 {
-				l.residual[rank][key][r.Offset+i] = l.given[rank][r.Offset+i]
+				l.residual[rank][key][r.Offset+i] = l.given[[2]int{work, rank}][r.Offset+i]
 			}
 		}
 	}

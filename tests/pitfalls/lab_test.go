@@ -3,7 +3,6 @@ package pitfalls
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -127,12 +126,10 @@ func sumInts(ctx context.Context, w *worker.Worker, key string, n int, value fun
 // lossy is a link that loses everything it sends while cut is set.
 type lossy struct {
 	worker.Link
-	cut  *atomic.Bool
-	sent atomic.Int64 // payloads
+	cut *atomic.Bool
 }
 
 func (l *lossy) Send(payloads [][]byte) (int, error) {
-	l.sent.Add(int64(len(payloads)))
 	if l.cut.Load() {
 		return len(payloads), nil
 	}
@@ -148,5 +145,3 @@ func (b *bench) reached(what string, ok func() bool) {
 		}
 	}
 }
-
-const maxInt32 = math.MaxInt32

@@ -178,16 +178,16 @@ func TestPitfall11(t *testing.T) {
 		t.Run(fmt.Sprintf("%d ranks", ranks), func(t *testing.T) {
 			b := newBench(t, ranks, 300, policies["switch"])
 			err := b.run(func(ctx context.Context, w *worker.Worker) error {
-				share := int32(maxInt32 / ranks)
+				share := int32(math.MaxInt32 / ranks)
 				for i, value := range []func(rank, i int) int32{
 					func(int, int) int32 { return share },
 					func(int, int) int32 { return -share },
 					func(_, i int) int32 { return share * int32(1-2*(i%2)) },
 					// One has all, the others nothing.
-					func(rank, i int) int32 { return maxInt32 * int32(boolean(rank == i%ranks)) },
+					func(rank, i int) int32 { return math.MaxInt32 * int32(boolean(rank == i%ranks)) },
 					func(rank, _ int) int32 { return math.MinInt32 * int32(boolean(rank == 0)) },
 					// Sums on the way may be beyond int32, the last one is not.
-					func(rank, _ int) int32 { return int32(1-2*(rank%2)) * maxInt32 * int32(boolean(rank < ranks/2*2)) },
+					func(rank, _ int) int32 { return int32(1-2*(rank%2)) * math.MaxInt32 * int32(boolean(rank < ranks/2*2)) },
 				} {
 					if err := sumInts(ctx, w, "k", 300, value); err != nil {
 						return fmt.Errorf("values %d: %w", i, err)
@@ -215,7 +215,7 @@ func TestPitfall12(t *testing.T) {
 						return err
 					}
 					defer w.Close()
-					err = sumInts(ctx, w, "k", 300, func(rank, i int) int32 { return maxInt32/3 + int32(boolean(i == 299)) })
+					err = sumInts(ctx, w, "k", 300, func(rank, i int) int32 { return math.MaxInt32/3 + int32(boolean(i == 299)) })
 					_, integrity := errors.AsType[*worker.IntegrityError](err)
 					_, abort := errors.AsType[*worker.AbortError](err) // of the one who was told first
 					if !integrity && !abort || !strings.Contains(err.Error(), "round 0, chunk 1: result's tag") {
