@@ -143,16 +143,8 @@ func (l *ledger) sum(t tensor) ([]int64, error) {
 			}
 		}
 	}
-	var squares, off float64
-	for i, s := range sums {
-		d := float64(s)/scale - exact[i]
-		off += d * d
-		squares += exact[i] * exact[i]
-		l.maxAbs = max(l.maxAbs, math.Abs(d))
-	}
-	if squares > 0 {
-		l.relL2 = max(l.relL2, math.Sqrt(off/squares))
-	}
+	maxAbs, relL2 := distance(func(i int) float64 { return float64(sums[i]) / scale }, exact)
+	l.maxAbs, l.relL2 = max(l.maxAbs, maxAbs), max(l.relL2, relL2)
 	return sums, nil
 }
 

@@ -220,7 +220,6 @@ func (v *verifier) sum(w *wanted, number int, exponent int8, masks []uint64) err
 	digest := sha256.New()
 	digest.Write([]byte{byte(exponent)})
 	var lane [4]byte
-	var squares, off float64
 	for i, s := range sums {
 		if s != int64(int32(s)) {
 			return fmt.Errorf("%s: the sum of lane %d overflows: %d", v.name(number), i, s)
@@ -228,14 +227,9 @@ func (v *verifier) sum(w *wanted, number int, exponent int8, masks []uint64) err
 		w.sums[i] = int32(s)
 		binary.BigEndian.PutUint32(lane[:], uint32(s))
 		digest.Write(lane[:])
-		d := float64(s)/scale - exact[i]
-		off += d * d
-		squares += exact[i] * exact[i]
-		v.maxAbs = max(v.maxAbs, math.Abs(d))
 	}
-	if squares > 0 {
-		v.relL2 = max(v.relL2, math.Sqrt(off/squares))
-	}
+	maxAbs, relL2 := distance(func(i int) float64 { return float64(sums[i]) / scale }, exact)
+	v.maxAbs, v.relL2 = max(v.maxAbs, maxAbs), max(v.relL2, relL2)
 	digest.Sum(v.digests[number][:0])
 	return nil
 }
@@ -272,4 +266,20 @@ func (v *verifier) complete() error {
 		}
 	}
 	return nil
+}
+
+// distance returns how far values are from exact ones: the largest difference, and the norm of all differences relative to
+// the norm of the exact values, 0 where that is 0.
+func distance(value func(i int) float64, exact []float64) (maxAbs, relL2 float64) {
+	var squares, off float64
+	for i, x := range exact {
+		d := value(i) - x
+		maxAbs = max(maxAbs, math.Abs(d))
+		off += d * d
+		squares += x * x
+	}
+	if squares > 0 {
+		relL2 = math.Sqrt(off / squares)
+	}
+	return maxAbs, relL2
 }
