@@ -110,5 +110,8 @@ type Usage struct {
 // network.
 const MaxBusy = 0.8
 
+// MaxStolen is the share of time that the hypervisor may take from all cores together, likewise.
+const MaxStolen = 0.05
+
 // Limited reports whether the run was limited by the machine's cores, so that it carries no claim.
-func (u Usage) Limited() bool { return u.Busiest > MaxBusy || u.Stolen > 0.05 }
+func (u Usage) Limited() bool { return u.Busiest > MaxBusy || u.Stolen > MaxStolen }
