@@ -64,7 +64,7 @@ const timesExplained = "Communication time is how long at least one gradient of 
 	"if results wait for them, and the gradients' bytes through the slowest link. Exposed communication is round time less " +
 	"the slowest computation of the round; it is negative where nobody waits for the slowest. “Of the ideal” is the time of all rounds in multiples of " +
 	"what it would be at the floor. All times are over all ranks, rounds and " +
-	"repetitions; p50 and p99 are the times that half and 1 % of them exceed. GB are 1e9 bytes of gradients as ranks give them."
+	"repetitions, but for rounds that a rank skipped: one that is behind others goes through what it has missed without computing. p50 and p99 are the times that half and 1 % of them exceed. GB are 1e9 bytes of gradients as ranks give them."
 
 // comparison is an analysis under report.
 type comparison struct {
@@ -461,7 +461,7 @@ func (c *comparison) timeTable(caption string, job *results.JobResult) *Table {
 }
 
 func (c *comparison) trafficTable(caption string, sc *results.ScenarioResult, job *results.JobResult) *Table {
-	t := &Table{Caption: caption, Head: []string{"mode", "packets/round", "resent (%)", "partials/round", "late (%)", "switch slots", "server memory", "relative error"}}
+	t := &Table{Caption: caption, Head: []string{"mode", "packets/round", "resent (%)", "partials/round", "late (%)", "skipped (%)", "switch slots", "server memory", "relative error"}}
 	for m, mode := range c.Modes {
 		cell := job.Cells[m]
 		if cell.Runs == 0 {
@@ -473,7 +473,7 @@ func (c *comparison) trafficTable(caption string, sc *results.ScenarioResult, jo
 		} else {
 			row.Cells = []Cell{{Text: three(cell.Packets)}, {Text: percent(cell.Resends)}}
 		}
-		row.Cells = append(row.Cells, Cell{Text: three(sc.Costs[m].Partials)}, Cell{Text: percent(cell.Late)}, Cell{Text: grouped(cell.Slots)},
+		row.Cells = append(row.Cells, Cell{Text: three(sc.Costs[m].Partials)}, Cell{Text: percent(cell.Late)}, Cell{Text: percent(cell.Skipped)}, Cell{Text: grouped(cell.Slots)},
 			Cell{Text: memory(cell.Memory)}, Cell{Text: fmt.Sprintf("%.1e", cell.Error)})
 		t.Rows = append(t.Rows, row)
 	}

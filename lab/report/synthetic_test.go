@@ -134,6 +134,7 @@ func (w world) run(rnd *rand.Rand, r *results.Run, machine float64) {
 		}
 		if results.Consistency(r.Mode) != "sync" && slow != nil {
 			j.Late = j.Chunks / ranks
+			j.Skipped = [][]int{nil, nil, nil, {3, 7, 11}}
 		}
 		if r.Mode != "tcp" && r.Mode != "ring" {
 			j.Packets = j.Chunks + 40
@@ -149,7 +150,7 @@ func (w world) run(rnd *rand.Rand, r *results.Run, machine float64) {
 		bytes += 4 * float64(w.values) * ranks * rounds
 		r.Jobs = append(r.Jobs, j)
 	}
-	r.Usage.Seconds = r.Jobs[0].Span
+	r.Usage.Seconds, r.Usage.Bytes = r.Jobs[0].Span, uint64(bytes)
 	r.Usage.CPU = map[string]float64{}
 	for _, role := range results.Roles {
 		if per := model.cpu[role]; per > 0 {
