@@ -72,6 +72,7 @@ type Cell struct {
 	Rate                  float64 // rounds per second
 	Packets               float64 // that the workers send per round
 	Resends, Late         float64 // shares of packets, and of chunks
+	Skipped               float64 // share of rounds that ranks went through without computing; in no times
 	Error                 float64 // the largest
 	Slots                 int
 	Memory                uint64
@@ -214,9 +215,7 @@ func cost(trials []trial) Cost {
 	use, _ := used(trials)
 	bytes, rounds := 0.0, 0
 	for _, t := range use {
-		for _, j := range t.Jobs {
-			bytes += 4 * float64(j.Values) * float64(len(j.Comm)) * float64(len(j.Comm[0]))
-		}
+		bytes += float64(t.Usage.Bytes)
 		rounds += len(t.Jobs[0].Comm[0])
 		for role, seconds := range t.Usage.CPU {
 			c.PerGB[role] += seconds
@@ -232,10 +231,15 @@ func cost(trials []trial) Cost {
 		c.Busiest, c.Stolen = max(c.Busiest, t.Usage.Busiest), max(c.Stolen, t.Usage.Stolen)
 	}
 	if len(use) > 0 {
-		for role := range c.PerGB {
-			c.PerGB[role] /= bytes / 1e9
+		if bytes > 0 {
+			for role := range c.PerGB {
+				c.PerGB[role] /= bytes / 1e9
+			}
+			c.BPF /= bytes / 1e9
+		} else { // nobody knows what the time was for
+			clear(c.PerGB)
+			c.BPF = 0
 		}
-		c.BPF /= bytes / 1e9
 		c.Partials /= float64(rounds)
 	}
 	return c
@@ -289,27 +293,31 @@ func cell(i int, trials []trial) Cell {
 	c := Cell{Runs: len(trials), Slots: first.Slots, Memory: first.Memory, Open: first.Open}
 	var comm, floor, round, exposed, ofFloor, span []float64
 	var packets, resends, chunks, late uint64
-	seconds, rounds := 0.0, 0
+	seconds, rounds, all := 0.0, 0, 0
 	for _, t := range trials {
-		j := t.Jobs[i]
-		for rank := range j.Comm {
-			comm, floor, round = append(comm, j.Comm[rank]...), append(floor, j.Floor[rank]...), append(round, j.Round[rank]...)
+		j := &t.Jobs[i]
+		comm, floor, round = append(comm, j.take(j.Comm)...), append(floor, j.take(j.Floor)...), append(round, j.take(j.Round)...)
+		for rank := range j.Round {
 			for n, took := range j.Round[rank] {
-				exposed = append(exposed, took-j.slowest(n))
+				if !j.skipped(rank, n) {
+					exposed = append(exposed, took-j.slowest(n))
+				}
 			}
+			all += len(j.Round[rank])
 		}
 		packets, resends, chunks, late = packets+j.Packets, resends+j.Resends, chunks+j.Chunks, late+j.Late
 		seconds += j.Span
 		rounds += len(j.Comm[0])
 		c.Error = max(c.Error, j.Error)
-		if f := matrixMean(j.Floor); f > 0 {
-			ofFloor = append(ofFloor, matrixMean(j.Comm)/f)
+		if f := mean(j.take(j.Floor)); f > 0 {
+			ofFloor = append(ofFloor, j.comm()/f)
 		}
 		if j.IdealSpan > 0 {
 			span = append(span, j.Span/j.IdealSpan)
 		}
 	}
 	c.Comm, c.Floor, c.Round, c.Exposed = Describe(comm), Describe(floor), Describe(round), mean(exposed)
+	c.Skipped = 1 - float64(len(comm))/float64(all)
 	c.OfFloor, c.Span = Ratios(ofFloor), Ratios(span)
 	c.Goodput = 32 * float64(first.Values) / c.Comm.Mean
 	c.Rate = float64(rounds) / seconds
@@ -327,12 +335,15 @@ func cell(i int, trials []trial) Cell {
 func (j *Job) slowest(round int) float64 {
 	slowest := 0.0
 	for rank := range j.Compute {
-		slowest = max(slowest, j.Compute[rank][round])
+		if !j.skipped(rank, round) {
+			slowest = max(slowest, j.Compute[rank][round])
+		}
 	}
 	return slowest
 }
 
-func matrixMean(m [][]float64) float64 { return mean(slices.Concat(m...)) }
+// comm returns the mean communication time.
+func (j *Job) comm() float64 { return mean(j.take(j.Comm)) }
 
 // compare returns the communication time of job i in multiples of the base's.
 func compare(i int, trials, base []trial) Estimate {
@@ -342,7 +353,7 @@ func compare(i int, trials, base []trial) Estimate {
 	for _, t := range use {
 		for _, b := range ofUse {
 			if t.session == b.session && t.Repetition == b.Repetition {
-				if took, of := matrixMean(t.Jobs[i].Comm), matrixMean(b.Jobs[i].Comm); took > 0 && of > 0 {
+				if took, of := t.Jobs[i].comm(), b.Jobs[i].comm(); took > 0 && of > 0 {
 					pairs = append(pairs, took/of)
 				}
 			}

@@ -77,7 +77,7 @@ func TestAnalyze(t *testing.T) {
 	if tcp.Slots != 64 || tcp.Memory != 4096 || len(tcp.Open) != 1 || !reflect.DeepEqual(job.Best, []int{3}) {
 		t.Errorf("slots %d, memory %d, open %v, best %v", tcp.Slots, tcp.Memory, tcp.Open, job.Best)
 	}
-	cost := sc.Costs[0] // 4 ranks x 5 rounds x 4000 bytes
+	cost := sc.Costs[0]
 	near(t, "switch", cost.PerGB["switch"], 0.002/80e3*1e9)
 	near(t, "total", cost.Total(), 0.003/80e3*1e9)
 	near(t, "BPF", cost.BPF, 0.0005/80e3*1e9)
@@ -94,6 +94,32 @@ func TestExposed(t *testing.T) {
 	r.Jobs[0].Compute[2] = []float64{0.4, 0.4, 0.4, 0.4, 0.4}
 	a := analyze(t, &File{Sessions: []Session{{header("server/async"), []Run{r}}}})
 	near(t, "exposed", a.Scenarios[0].Jobs[0].Cells[0].Exposed, 0.1+0.05-0.4)
+}
+
+// Rounds that a rank skipped are in no times, neither its own nor those that others are compared with.
+func TestSkipped(t *testing.T) {
+	var runs []Run
+	for rep := range 2 {
+		r := steady("even", "hybrid/quorum", rep, 0.05, 0.01)
+		j := &r.Jobs[0]
+		j.Skipped = [][]int{nil, nil, {1, 4}}
+		for n := range 5 {
+			j.Compute[2][n] = 0.4
+		}
+		for _, n := range j.Skipped[2] {
+			j.Comm[2][n], j.Round[2][n], j.Compute[2][n], j.Floor[2][n] = 7, 7, 9, 7
+		}
+		runs = append(runs, steady("even", "switch", rep, 0.1, 0.01), r)
+	}
+	a := analyze(t, &File{Sessions: []Session{{header("switch", "hybrid/quorum"), runs}}})
+	c := a.Scenarios[0].Jobs[0].Cells[1]
+	near(t, "samples", float64(c.Comm.N), 2*18)
+	near(t, "communication", c.Comm.Mean, 0.05)
+	near(t, "greatest round", c.Round.Greatest, 0.15)
+	near(t, "ratio", c.OfBase.Ratio, 0.5)
+	near(t, "of the floor", c.OfFloor.Ratio, 5)
+	near(t, "skipped", c.Skipped, 0.1)
+	near(t, "exposed", c.Exposed, 0.15-(3*4*0.4+2*3*0.1)/18) // the slowest is the third rank in three rounds of five
 }
 
 // Runs that were limited are left out as long as two others are there, and carry no claim when they are not.

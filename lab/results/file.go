@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 )
 
 // Kinds of lines.
@@ -185,6 +186,19 @@ func (j *Job) check() error {
 			}
 		}
 	}
+	for rank, skipped := range j.Skipped {
+		if rank >= ranks {
+			return fmt.Errorf("skipped has rank %d, comm %d ranks", rank, ranks)
+		}
+		for i, n := range skipped {
+			if n < 0 || n >= rounds || i > 0 && n <= skipped[i-1] {
+				return fmt.Errorf("rank %d has skipped rounds %v of %d: want them ascending from 0", rank, skipped, rounds)
+			}
+		}
+	}
+	if len(j.take(j.Comm)) == 0 {
+		return errors.New("all rounds were skipped")
+	}
 	if j.Values < 1 || j.Span <= 0 {
 		return fmt.Errorf("%d values in %g seconds", j.Values, j.Span)
 	}
@@ -193,3 +207,25 @@ func (j *Job) check() error {
 
 // Finished reports whether a run has measurements.
 func (r *Run) Finished() bool { return r.Skipped == "" && r.Failed == "" }
+
+// skipped reports whether a rank computed nothing in a round.
+func (j *Job) skipped(rank, round int) bool {
+	if rank >= len(j.Skipped) {
+		return false
+	}
+	_, found := slices.BinarySearch(j.Skipped[rank], round)
+	return found
+}
+
+// take returns what times by rank and round say of rounds that were not skipped.
+func (j *Job) take(times [][]float64) []float64 {
+	var taken []float64
+	for rank := range times {
+		for round, t := range times[rank] {
+			if !j.skipped(rank, round) {
+				taken = append(taken, t)
+			}
+		}
+	}
+	return taken
+}

@@ -31,7 +31,7 @@ func steady(scenario, mode string, repetition int, comm, floor float64) Run {
 			Floor: times(4, 5, floor), Span: 5 * (0.1 + comm), IdealSpan: 5 * (0.1 + floor), Packets: 500, Resends: 5, Chunks: 200, Late: 20, Error: 1e-8,
 			Slots: 64, Memory: 4096, Open: []Sample{{Time: 0.5, Switch: 3, Server: 1}},
 		}},
-		Usage: Usage{Seconds: 1, CPU: map[string]float64{"switch": 0.002, "workers": 0.001}, BPF: 0.0005, Busiest: 0.4, Partials: 50},
+		Usage: Usage{Seconds: 1, Bytes: 80e3, CPU: map[string]float64{"switch": 0.002, "workers": 0.001}, BPF: 0.0005, Busiest: 0.4, Partials: 50},
 	}
 }
 
@@ -115,7 +115,14 @@ func TestReadErrors(t *testing.T) {
 		"ranks":           {run(func(r *Run) { r.Jobs[0].Floor = times(3, 5, 1) }), "floor has 3 ranks, comm 4"},
 		"rounds":          {run(func(r *Run) { r.Jobs[0].Round[2] = []float64{1} }), "round of rank 2 has 1 rounds"},
 		"negative":        {run(func(r *Run) { r.Jobs[0].Comm[1][1] = -1 }), "comm of rank 1: -1 seconds"},
-		"no span":         {run(func(r *Run) { r.Jobs[0].Span = 0 }), "1000 values in 0 seconds"},
+		"skipped":         {run(func(r *Run) { r.Jobs[0].Skipped = [][]int{nil, {1, 5}} }), "rank 1 has skipped rounds [1 5] of 5"},
+		"skipped twice":   {run(func(r *Run) { r.Jobs[0].Skipped = [][]int{{1, 1}} }), "rank 0 has skipped rounds [1 1] of 5"},
+		"skipped by whom": {run(func(r *Run) { r.Jobs[0].Skipped = make([][]int, 5) }), "skipped has rank 4, comm 4 ranks"},
+		"all skipped": {run(func(r *Run) {
+			all := []int{0, 1, 2, 3, 4}
+			r.Jobs[0].Skipped = [][]int{all, all, all, all}
+		}), "all rounds were skipped"},
+		"no span": {run(func(r *Run) { r.Jobs[0].Span = 0 }), "1000 values in 0 seconds"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Read("a.jsonl", strings.NewReader(tt.text))
