@@ -11,8 +11,8 @@ import (
 
 func newBenchCommand(env *env) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure"}
+	cmd.AddCommand(newBenchRunCommand(env), newBenchReportCommand(env))
 	cmd.AddCommand(newBenchLossCommand(env))
-	cmd.AddCommand(newBenchLossCommand(env), newBenchReportCommand(env))
 	cmd.AddCommand(newBenchWorkerCommand(env), newBenchParameterServerCommand(env))
 	return cmd
 }
