@@ -48,8 +48,8 @@ compare = mkdir -p build/bench; status=0; \
 	./build/xagg bench report build/bench/$(2).jsonl -o markdown --out build/bench/$(2).md; \
 	echo "the report is build/bench/$(2).html, and build/bench/$(2).md"; exit $$status
 
-SCENARIOS ?= $(addprefix scenarios/,$(addsuffix .yaml,homogeneous slow-4 link-25 jitter moving))
-REPEAT ?= 3
+SCENARIOS ?= $(addprefix scenarios/,$(addsuffix .yaml,homogeneous slow-2 slow-4 link-25 jitter))
+REPEAT ?= 5
 
 .PHONY: bench
 bench: build ## compare ways of aggregating: five scenarios, six modes, ten minutes (needs root)

@@ -94,7 +94,9 @@ var summaries = map[string]func(io.Writer, *results.File) error{
 		if err != nil {
 			return err
 		}
-		return report.Compare(a).WriteText(w)
+		d := report.Compare(a)
+		d.Sections = d.Sections[:1] // the answer; the rest is for who asks for the report
+		return d.WriteText(w)
 	},
 	"jsonl":   func(io.Writer, *results.File) error { return nil }, // written line by line as runs end
 	"gobench": func(w io.Writer, f *results.File) error { return report.WriteBenchmarks(w, f) },

@@ -255,8 +255,8 @@ func (s *Scenario) checkLag(job int, field string) error {
 // What the modes need beside the gradients' bytes, for [Scenario.Estimate]. Measured in a lab of network namespaces on two
 // cores; nothing depends on them but what people are told to expect.
 const (
-	startTime  = 2 * time.Second      // of a run: processes, joining, leaving
-	bucketTime = 2 * time.Millisecond // of an all-reduce
+	startTime  = 700 * time.Millisecond // of a run: processes, joining, leaving
+	bucketTime = 2 * time.Millisecond   // of an all-reduce
 )
 
 // Estimate returns about how long a run in a mode takes, warm-up included.
