@@ -35,7 +35,7 @@ type summed struct {
 }
 
 // runTCP runs the parameter server and its workers.
-func runTCP(ctx context.Context, bed testbed, opts *Options) (Result, error) {
+func runTCP(ctx context.Context, bed stage, opts *Options) (Result, error) {
 	steps := opts.Set.Schedule(opts.Rounds)
 	run := Result{
 		Mode: ModeTCP, Switch: opts.Switch, Lab: opts.Lab, Workers: opts.Workers, Servers: 1,
@@ -113,7 +113,7 @@ func (n *namespaces) reduceTCP(ctx context.Context, steps []int, take func(summe
 	}
 	addr := netip.AddrPortFrom(host.IP, tcpPort).String()
 	var lis net.Listener
-	if err := n.lab.Do(host.Name, func() (err error) {
+	if err := n.bed.Hosts().Do(host.Name, func() (err error) {
 		lis, err = net.Listen("tcp", addr)
 		return err
 	}); err != nil {
@@ -131,13 +131,13 @@ func (n *namespaces) reduceTCP(ctx context.Context, steps []int, take func(summe
 			return nil
 		})
 	}
-	return errors.Join(group.Wait(), n.dead())
+	return errors.Join(group.Wait(), n.bed.Dead())
 }
 
 func (n *namespaces) workerTCP(ctx context.Context, rank int, addr string, steps []int, take func(summed) error) error {
 	set, ranks, elems := n.opts.Set, len(n.topology.Workers), n.opts.Set.MaxLen()
 	var conn net.Conn
-	if err := n.lab.Do(n.topology.Workers[rank].Name, func() (err error) {
+	if err := n.bed.Hosts().Do(n.topology.Workers[rank].Name, func() (err error) {
 		conn, err = (&net.Dialer{Timeout: n.opts.Timeout}).Dial("tcp", addr) // not by name: no other goroutine opens the socket
 		return err
 	}); err != nil {
