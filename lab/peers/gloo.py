@@ -54,6 +54,7 @@ def main():
     store = 'file://' + os.path.join(os.path.abspath(folder), 'store')
     dist.init_process_group('gloo', init_method=store, rank=rank,
                             world_size=plan.ranks)
+    dist.barrier()  # first computations begin together
     loop.run(plan, Gloo(plan), sys.stdout)
     dist.barrier()  # nobody leaves whom others need
     dist.destroy_process_group()

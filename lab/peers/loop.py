@@ -5,11 +5,21 @@ gradients bucket by bucket, wait for their sums, and write one JSON object per
 round on its output. All times are CLOCK_MONOTONIC.
 """
 
+import ctypes
 import json
 import os
+import signal
 import time
 
 import numpy
+
+# linux/prctl.h
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent():
+    """Have the kernel kill this process when its parent has ended."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Plan:
@@ -69,21 +79,31 @@ def sleep(until):
 
 
 def run(plan, reducer, out):
-    """Go through all rounds, and write a line about each."""
+    """Go through all rounds, and write a line about each.
+
+    What a round's sums are worth is looked at while the next round computes.
+    Only where the computation is shorter than that, it ends later by the rest.
+    """
+    last = None  # not written yet
+
+    def write():
+        if last is not None:
+            want = plan.sums[last['round'] % len(plan.sums)]
+            last['error'] = error(reducer.sum, want)
+            print(json.dumps(last), file=out, flush=True)
+
     for index, ready in enumerate(plan.ready):
-        step = index % len(plan.values)
-        reducer.gradient[:] = plan.values[step]
         begin = time.monotonic_ns()
-        was_ready = []
+        write()
+        reducer.gradient[:] = plan.values[index % len(plan.values)]
+        late = max(0, time.monotonic_ns() - begin - ready[0])
+        ready = [after + late for after in ready]
         for bucket, after in enumerate(ready):
             reducer.sleep(begin + after)
-            was_ready.append(time.monotonic_ns() - begin)
             reducer.start(bucket)
         done = [at - begin for at in reducer.finish()]
-        print(json.dumps({
-            'round': index, 'begin': begin, 'ready': was_ready, 'done': done,
-            'error': error(reducer.sum, plan.sums[step]),
-        }), file=out, flush=True)
+        last = {'round': index, 'begin': begin, 'ready': ready, 'done': done}
+    write()
 
 
 def error(have, want):

@@ -6,9 +6,7 @@ follows the plan in the folder. It is started by mpirun.py's daemons, and
 writes to the output of its daemon.
 """
 
-import ctypes
 import os
-import signal
 import sys
 import time
 
@@ -23,9 +21,6 @@ from mpi4py import MPI  # noqa: E402 (it starts MPI)
 # Seconds between looks at what is under way. Open MPI makes progress in calls
 # of its functions only, and those that wait keep a core busy.
 POLL = 250e-6
-
-# linux/prctl.h
-PR_SET_PDEATHSIG = 1
 
 
 class OpenMPI(loop.Reducer):
@@ -69,8 +64,9 @@ class OpenMPI(loop.Reducer):
 def main():
     """Run the command line."""
     daemon = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    loop.die_with_parent()
     plan = loop.Plan(sys.argv[1], MPI.COMM_WORLD.rank)
+    MPI.COMM_WORLD.Barrier()  # first computations begin together
     with open(f'/proc/{daemon}/fd/1', 'w', encoding='utf-8') as out:
         loop.run(plan, OpenMPI(plan), out)
 

@@ -19,6 +19,8 @@ import os
 import socket
 import sys
 
+import loop
+
 # linux/sched.h
 CLONE_NEWUTS = 0x04000000
 
@@ -82,6 +84,7 @@ def start(folder, rank):
 
 def shell(folder, address, command):
     """Have a host run a command; as with ssh, it is a shell's text."""
+    loop.die_with_parent()  # it may wait for long
     with open(pipe(folder, address), 'w', encoding='utf-8') as file:
         file.write(' '.join(command))
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -115,14 +116,17 @@ func testPlan(lab *netns.Lab) peers.Plan {
 	return p
 }
 
+var libraries = []struct {
+	library peers.Library
+	feature require.Feature
+}{{peers.Gloo, require.Gloo}, {peers.MPI, require.MPI}}
+
 // Ranks in namespaces of their own sum exactly what the plan says, when it says, and all of it goes through the switch.
 func TestLibraries(t *testing.T) {
-	for _, c := range []struct {
-		library peers.Library
-		feature require.Feature
-	}{{peers.Gloo, require.Gloo}, {peers.MPI, require.MPI}} {
+	for _, c := range libraries {
 		t.Run(string(c.library), func(t *testing.T) {
 			require.Have(t, c.feature, require.Netns)
+			t.Parallel()
 			const ranks = 3
 			lab := newLab(t, ranks)
 			plan := testPlan(lab)
@@ -131,7 +135,7 @@ func TestLibraries(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := carried(t, lab)
-			lines := start(t, lab, commands)
+			lines := run(t, lab, commands)
 			for rank := range ranks {
 				for round := range 2 {
 					var r loop.Round
@@ -167,25 +171,32 @@ func TestLibraries(t *testing.T) {
 	}
 }
 
-// start starts the processes of a job and returns the lines of each.
-func start(t *testing.T, lab *netns.Lab, commands []peers.Command) []<-chan string {
+// start starts a rank and returns what it writes.
+func start(t *testing.T, lab *netns.Lab, commands []peers.Command, rank int, stderr io.Writer) (*netns.Child, io.ReadCloser) {
+	t.Helper()
+	c := commands[rank]
+	cmd := exec.Command(c.Args[0], c.Args[1:]...)
+	cmd.Env = append(os.Environ(), c.Env...)
+	out, stdout, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdout.Close()
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	child, err := lab.Start(lab.Hosts()[rank].Name, cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return child, out
+}
+
+// run runs all ranks of a job and returns the lines of each.
+func run(t *testing.T, lab *netns.Lab, commands []peers.Command) []<-chan string {
 	t.Helper()
 	var all []<-chan string
-	for rank, c := range commands {
-		cmd := exec.Command(c.Args[0], c.Args[1:]...)
-		cmd.Env = append(os.Environ(), c.Env...)
+	for rank := range commands {
 		var stderr strings.Builder
-		cmd.Stderr = &stderr
-		out, stdout, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		cmd.Stdout = stdout
-		child, err := lab.Start(lab.Hosts()[rank].Name, cmd)
-		stdout.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		child, out := start(t, lab, commands, rank, &stderr)
 		lines := make(chan string, 16)
 		all = append(all, lines)
 		go func() {
@@ -200,6 +211,67 @@ func start(t *testing.T, lab *netns.Lab, commands []peers.Command) []<-chan stri
 		}()
 	}
 	return all
+}
+
+// Ranks that are stopped in the middle leave no process behind, whatever they have started.
+func TestStop(t *testing.T) {
+	for _, c := range libraries {
+		t.Run(string(c.library), func(t *testing.T) {
+			require.Have(t, c.feature, require.Netns)
+			t.Parallel()
+			lab := newLab(t, 2)
+			plan := testPlan(lab)
+			for rank := range plan.Ready {
+				for range 1000 {
+					plan.Ready[rank] = append(plan.Ready[rank], []time.Duration{time.Second, time.Second, time.Second})
+				}
+			}
+			dir := filepath.Join(lab.Dir(), "job")
+			commands, err := c.library.Prepare(dir, plan)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var children []*netns.Child
+			var first *bufio.Scanner
+			for rank := range commands {
+				child, out := start(t, lab, commands, rank, io.Discard)
+				defer out.Close()
+				children = append(children, child)
+				if rank == 0 {
+					first = bufio.NewScanner(out)
+				}
+			}
+			if !first.Scan() {
+				t.Fatalf("no round: %v", first.Err())
+			}
+			if n := len(mentioning(t, dir)); n < len(commands) {
+				t.Errorf("%d processes of %d ranks", n, len(commands))
+			}
+			for _, child := range children {
+				child.Stop()
+			}
+			for deadline := time.Now().Add(10 * time.Second); len(mentioning(t, dir)) > 0; time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("processes that stay: %v", mentioning(t, dir))
+				}
+			}
+		})
+	}
+}
+
+// mentioning returns the command lines of processes that name a folder.
+func mentioning(t *testing.T, dir string) (found []string) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if line, err := os.ReadFile(file); err == nil && strings.Contains(string(line), dir) {
+			found = append(found, file+" "+strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return found
 }
 
 // A plan that cannot be followed is refused before anything is written.
