@@ -19,6 +19,7 @@ type AdoptSpec struct {
 	RunDir string         // as in [Spec]
 	Switch string         // file through which the switch's namespace can be entered
 	Hosts  []ExistingHost // around the switch
+	Wires  []string       // files through which namespaces in the middle of links can be entered
 }
 
 // ExistingHost is a host that somebody has made.
@@ -35,6 +36,7 @@ type Adopted struct {
 	lab   *Lab
 	hosts map[string]ExistingHost
 	ports map[int]string
+	wires []string
 	paths map[string]string
 }
 
@@ -54,6 +56,10 @@ func adopt(spec AdoptSpec) (*Adopted, error) {
 		h.Rate, h.Bridge = 0, false
 		own.Hosts = append(own.Hosts, h.Host)
 		a.hosts[h.Name], a.ports[h.Port], a.paths[h.Name] = h, h.PortInterface, h.Path
+	}
+	for i, path := range spec.Wires {
+		name := fmt.Sprintf("wire%d", i)
+		a.wires, a.paths[name] = append(a.wires, name), path
 	}
 	if own.RunDir == "" {
 		own.RunDir = RunDir
@@ -119,6 +125,9 @@ func (a *Adopted) Interface(host string) string { return a.hosts[host].Interface
 
 // PortInterface returns the name of the interface of a switch port.
 func (a *Adopted) PortInterface(port int) string { return a.ports[port] }
+
+// Wires returns the namespaces in the middle of links, by names that [Adopted.Do] takes.
+func (a *Adopted) Wires() []string { return a.wires }
 
 // Path returns the file through which a host's network namespace, or that of [Switch], can be entered.
 func (a *Adopted) Path(host string) string { return a.paths[host] }

@@ -10,7 +10,7 @@ import (
 
 // existing describes a lab as one that somebody else has made.
 func existing(lab *Lab, dir string) AdoptSpec {
-	spec := AdoptSpec{RunDir: dir, Switch: lab.Path(Switch)}
+	spec := AdoptSpec{RunDir: dir, Switch: lab.Path(Switch), Wires: []string{lab.Path("s0-br")}}
 	for _, h := range lab.Hosts() {
 		spec.Hosts = append(spec.Hosts, ExistingHost{h, lab.Path(h.Name), HostInterface, PortName(h.Port)})
 	}
@@ -19,7 +19,7 @@ func existing(lab *Lab, dir string) AdoptSpec {
 
 // Processes run in hosts that exist, and end with the lab that adopted these; the hosts do not.
 func TestAdopt(t *testing.T) {
-	lab := newLab(t, star(t.TempDir(), 2, 0, 1_000_000))
+	lab := newLab(t, star(t.TempDir(), 2, 1, 1_000_000))
 	dir := t.TempDir()
 	adopted, err := Adopt(existing(lab, dir))
 	if err != nil {
@@ -27,10 +27,10 @@ func TestAdopt(t *testing.T) {
 	}
 	defer adopted.Close()
 	if adopted.Interface("w1") != "eth0" || adopted.PortInterface(2) != "p2" || adopted.Path("w1") != lab.Path("w1") ||
-		len(adopted.Hosts()) != 2 || adopted.Hosts()[1].MAC.String() != lab.Hosts()[1].MAC.String() {
+		len(adopted.Hosts()) != 3 || adopted.Hosts()[1].MAC.String() != lab.Hosts()[1].MAC.String() {
 		t.Errorf("adopted as %+v", adopted)
 	}
-	for _, host := range []string{"w0", "w1", Switch} {
+	for _, host := range []string{"w0", "w1", Switch, "s0-br"} {
 		var want, have string
 		namespace := func(to *string) func() error {
 			return func() (err error) {
@@ -40,6 +40,9 @@ func TestAdopt(t *testing.T) {
 		}
 		if err := lab.Do(host, namespace(&want)); err != nil {
 			t.Fatal(err)
+		}
+		if host == "s0-br" {
+			host = adopted.Wires()[0]
 		}
 		if err := adopted.Do(host, namespace(&have)); err != nil || have != want {
 			t.Errorf("%s is in %s, %v, want %s", host, have, err, want)
@@ -67,7 +70,7 @@ func TestAdopt(t *testing.T) {
 
 // What does not exist cannot be adopted, and nothing stays of the attempt.
 func TestAdoptBad(t *testing.T) {
-	lab := newLab(t, star(t.TempDir(), 1, 0, 0))
+	lab := newLab(t, star(t.TempDir(), 1, 1, 0))
 	for _, c := range []struct {
 		name   string
 		change func(*AdoptSpec)

@@ -16,6 +16,7 @@ type Existing struct {
 	Lab    string         `json:"lab"` // what made them, for reports: "mininet"
 	Switch ExistingSwitch `json:"switch"`
 	Hosts  []ExistingHost `json:"hosts"`
+	Wires  []string       `json:"wires"` // files through which namespaces in the middle of links can be entered
 }
 
 // ExistingSwitch is a switch that runs.
@@ -59,7 +60,7 @@ func ReadExisting(file string) (*Existing, error) {
 
 // Adopt makes a lab of the hosts.
 func (e *Existing) Adopt() (*netns.Adopted, error) {
-	spec := netns.AdoptSpec{Switch: e.Switch.Netns}
+	spec := netns.AdoptSpec{Switch: e.Switch.Netns, Wires: e.Wires}
 	for _, h := range e.Hosts {
 		mac, err := net.ParseMAC(h.MAC)
 		if err != nil {
