@@ -62,7 +62,7 @@ func (v *Values) of(rank int) (vector []float32, at int) {
 	return vector, rank / len(v.vectors) * rankShift % len(vector)
 }
 
-// ValuesPeriod is the number of rounds after which values come again.
+// ValuesPeriod is after how many rounds values come again.
 const ValuesPeriod = 3
 
 // scale returns what a round's values are multiplied by. A worker has room for three more bits than the round before had.
