@@ -59,6 +59,10 @@ bench: build ## compare ways of aggregating: five scenarios, six modes, ten minu
 bench-full: build ## compare all ways of aggregating in all scenarios (needs root)
 	$(call compare,scenarios/*.yaml --modes all --repeat $(REPEAT),bench-full)
 
+.PHONY: bench-mininet
+bench-mininet: build ## the same five in Mininet, with each switch that is there (needs root and Debian's mininet)
+	/usr/bin/python3 bmv2/mininet/bench.py $(SCENARIOS) -- --repeat $(REPEAT)
+
 .PHONY: microbench
 microbench: ## run all benchmarks of the code
 	go test -run '^$$' -bench . ./...

@@ -14,6 +14,7 @@ func newBenchCommand(env *env) *cobra.Command {
 	cmd.AddCommand(newBenchRunCommand(env), newBenchReportCommand(env))
 	cmd.AddCommand(newBenchLossCommand(env))
 	cmd.AddCommand(newBenchWorkerCommand(env), newBenchParameterServerCommand(env))
+	cmd.AddCommand(newBenchTopologyCommand(env))
 	return cmd
 }
 

@@ -256,6 +256,7 @@ func (s *Scenario) checkLag(job int, field string) error {
 // cores; nothing depends on them but what people are told to expect.
 const (
 	startTime  = 700 * time.Millisecond // of a run: processes, joining, leaving
+	torchTime  = 3 * time.Second        // that four workers with Gloo take longer for it, to load PyTorch
 	bucketTime = 2 * time.Millisecond   // of an all-reduce
 )
 
@@ -269,6 +270,9 @@ func (s *Scenario) Estimate(seed uint64, m Mode) (longest time.Duration) {
 		d := s.ideal(seed, job, m.Consistency(), factor)
 		each := time.Duration(len(d.turns)*len(d.buckets)) * bucketTime
 		longest = max(longest, d.timing().Span(0)+each)
+	}
+	if m.Reducer() == Gloo {
+		longest += torchTime
 	}
 	return startTime + longest
 }
