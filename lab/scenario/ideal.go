@@ -166,20 +166,20 @@ func (d *schedule) async(r []turn, bucket int) {
 		for _, t := range d.turns[before] {
 			from, to = max(from, t.from[bucket]), max(to, t.to[bucket])
 		}
-	} else if len(d.turns) == 1 {
+	}
+	var scout time.Duration
+	if len(d.turns) == 1 {
 		for rank := range r {
-			begin, _ := d.send(r, rank, bucket)
-			from = max(from, begin)
+			scout = max(scout, r[rank].ready[bucket])
 		}
 	}
 	for rank := range r {
 		begin, end := d.send(r, rank, bucket)
-		if len(d.turns) == 1 {
-			begin, end = from, from+d.link[rank][bucket]
-		}
+		begin, end = max(begin, scout), max(end, scout+d.link[rank][bucket])
 		d.up[rank] = end
-		r[rank].from[bucket], r[rank].to[bucket] = max(begin, from), max(end, to)
-		d.receive(r, rank, bucket, max(begin, from), max(end, to))
+		begin, end = max(begin, from), max(end, to)
+		r[rank].from[bucket], r[rank].to[bucket] = begin, end
+		d.receive(r, rank, bucket, begin, end)
 	}
 }
 
@@ -236,7 +236,7 @@ func (s *Scenario) QuorumRounds(job int) int {
 	}
 	lag, _ := s.ideal(s.Seed, job, controller.ModeQuorum, 1).lag()
 	want := max(2*lag+len(j.Tensors.Buckets()), 8, 2*j.Depth)
-	return min(1<<bits.Len(uint(want)), controller.MaxRounds)
+	return min(1<<bits.Len(uint(want-1)), controller.MaxRounds) // the next power of two
 }
 
 // checkLag checks that servers can keep what a straggler of a job with a quorum asks for.
