@@ -37,8 +37,14 @@ var about = map[string]string{
 	"auto/async":    "a policy decides while the job runs; a result is what is there",
 }
 
-// Compare returns the report of an analysis. more are sections to put before the one on how it was measured.
-func Compare(a *results.Analysis, more ...Section) *Document {
+// Extra is a section about other measurements, and where and how these were made.
+type Extra struct {
+	Section Section
+	Header  results.Header
+}
+
+// Compare returns the report of an analysis, with more sections where there are more measurements.
+func Compare(a *results.Analysis, more ...*Extra) *Document {
 	c := &comparison{Analysis: a, labs: map[string]bool{}}
 	for _, sc := range a.Scenarios {
 		c.labs[sc.Lab] = true
@@ -54,8 +60,12 @@ func Compare(a *results.Analysis, more ...Section) *Document {
 	for i := range a.Scenarios {
 		d.Sections = append(d.Sections, c.scenario(i))
 	}
-	d.Sections = append(d.Sections, more...)
-	d.Sections = append(d.Sections, c.gaps(), c.method(), c.machine())
+	headers := a.Sessions
+	for _, e := range more {
+		d.Sections = append(d.Sections, e.Section)
+		headers = append(headers[:len(headers):len(headers)], e.Header)
+	}
+	d.Sections = append(d.Sections, c.gaps(), c.method(headers), machine(headers))
 	return d
 }
 
@@ -291,13 +301,13 @@ func (c *comparison) modes() *Table {
 func (c *comparison) claims() Section {
 	s := Section{ID: "claims", Title: "Against what the paper claims", Level: 2}
 	s.Blocks = append(s.Blocks, Block{Paragraph: fmt.Sprintf("XAgg's authors report %.0f to %.0f %% less communication time than aggregation in the switch alone "+
-		"under heterogeneity. That is possible only where results may go without the slowest ranks, in quorum and async jobs. A case counts here if its whole interval is on "+
+		"under heterogeneity. Where every result has to wait for all ranks most of that time is the stragglers', and nobody's to save: see the next section. A case counts here if its whole interval is on "+
 		"one side of the bound; runs that the machine limited do not count.", 100*PaperLeast, 100*PaperMost)})
-	t := &Table{Caption: "Communication time against switch-only's, in quorum and async",
+	t := &Table{Caption: "Communication time against switch-only's",
 		Head: []string{"mode", "heterogeneous cases", fmt.Sprintf("at least %.0f %% less", 100*PaperLeast), fmt.Sprintf("at least %.0f %% less", 100*PaperMost),
 			"largest saving", "homogeneous cases", fmt.Sprintf("at most %.0f %% worse", 100*MaxWorse)}}
 	for m, mode := range c.Modes {
-		if results.Consistency(mode) == "sync" {
+		if slices.Contains([]string{results.Base, "tcp", "ring", "gloo", "mpi"}, mode) {
 			continue
 		}
 		var uneven, even tally
@@ -330,7 +340,7 @@ func (c *comparison) claims() Section {
 		t.Rows = append(t.Rows, Row{mode, []Cell{{Text: grouped(uneven.yes)}, least.cell(), most.cell(), largest, {Text: grouped(even.yes)}, worse.cell()}})
 	}
 	if len(t.Rows) == 0 {
-		s.Blocks = append(s.Blocks, Block{Paragraph: "No quorum or async mode was run beside switch-only."})
+		s.Blocks = append(s.Blocks, Block{Paragraph: "None of this project's modes was run beside switch-only."})
 	} else {
 		s.Blocks = append(s.Blocks, Block{Table: t})
 	}
@@ -509,13 +519,28 @@ func (c *comparison) gaps() Section {
 	if len(c.Gaps) == 0 {
 		s.Blocks = append(s.Blocks, Block{Paragraph: "No run was skipped, and none failed."})
 	} else {
-		t := &Table{Caption: "Runs that were skipped or failed", Head: []string{"scenario", "mode", "runs", "", "why"}}
+		t := &Table{Caption: "Runs that were skipped or failed", Head: []string{"mode", "runs", "", "why", "scenarios"}}
+		type key struct{ mode, what, why string }
+		rows := map[key]*Row{}
+		runs := map[key]int{}
+		var order []key
 		for _, g := range c.Gaps {
-			what := "failed"
+			k := key{g.Mode, "failed", g.Reason}
 			if g.Skipped {
-				what = "skipped"
+				k.what = "skipped"
 			}
-			t.Rows = append(t.Rows, Row{g.Scenario, []Cell{{Text: g.Mode}, {Text: grouped(g.Runs)}, {Text: what}, {Text: g.Reason}}})
+			if rows[k] == nil {
+				rows[k] = &Row{g.Mode, []Cell{{}, {Text: k.what}, {Text: g.Reason}, {}}}
+				order = append(order, k)
+			} else {
+				rows[k].Cells[3].Text += ", "
+			}
+			runs[k] += g.Runs
+			rows[k].Cells[0].Text = grouped(runs[k])
+			rows[k].Cells[3].Text += g.Scenario
+		}
+		for _, k := range order {
+			t.Rows = append(t.Rows, *rows[k])
 		}
 		s.Blocks = append(s.Blocks, Block{Table: t})
 	}
@@ -546,10 +571,10 @@ func (c *comparison) gaps() Section {
 	return s
 }
 
-func (c *comparison) method() Section {
+func (c *comparison) method(headers []results.Header) Section {
 	s := Section{ID: "method", Title: "How it was measured and computed", Level: 2}
 	var emulated []string
-	for _, h := range c.Sessions {
+	for _, h := range headers {
 		for _, text := range h.Emulated {
 			if !slices.Contains(emulated, text) {
 				emulated = append(emulated, text)
@@ -572,9 +597,9 @@ func (c *comparison) method() Section {
 }
 
 // machine says where measurements were made.
-func (c *comparison) machine() Section {
+func machine(headers []results.Header) Section {
 	s := Section{ID: "machine", Title: "Machine, versions and command lines", Level: 2}
-	for i, h := range c.Sessions {
+	for i, h := range headers {
 		t := &Table{Caption: fmt.Sprintf("Session %d, %s", i+1, h.Time.UTC().Format(time.DateTime+" UTC")), Head: []string{"", ""}}
 		add := func(head, text string) {
 			if text == "" {
@@ -584,6 +609,9 @@ func (c *comparison) machine() Section {
 		}
 		add("command line", strings.Join(h.Command, " "))
 		add("git revision", h.Revision)
+		if h.CPU == "" {
+			h.CPU = "unknown CPU"
+		}
 		add("CPU", fmt.Sprintf("%s, %s", h.CPU, count(h.Cores, "core")))
 		add("memory", memory(h.Memory))
 		add("kernel", h.Kernel)

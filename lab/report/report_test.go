@@ -178,6 +178,12 @@ func TestHTMLNumbers(t *testing.T) {
 				}
 				for _, g := range b.Figure.Groups {
 					walk(reflect.ValueOf(g.Title))
+					for _, key := range b.Figure.Key {
+						walk(reflect.ValueOf(key.Text))
+					}
+					for _, level := range b.Figure.Levels {
+						walk(reflect.ValueOf(level.Text))
+					}
 					for _, m := range g.Marks {
 						walk(reflect.ValueOf(m.Label + " " + m.Title))
 					}
@@ -323,8 +329,13 @@ func TestMarks(t *testing.T) {
 			t.Errorf("%s, %s: %+v, want mark %q", tt.scenario, tt.mode, c, tt.mark)
 		}
 	}
-	if c := cell(1, "Communication time against", "hybrid/quorum", "heterogeneous cases"); c.Text != "6" {
-		t.Errorf("heterogeneous cases: %s", c.Text)
+	for head, want := range map[string]string{"heterogeneous cases": "6", "at least 49 % less": "4 of 6", "homogeneous cases": "1", "at most 2 % worse": "1 of 1"} {
+		if c := cell(1, "Communication time against", "hybrid/quorum", head); c.Text != want {
+			t.Errorf("%s: %s, want %s", head, c.Text, want)
+		}
+	}
+	if c := cell(1, "Communication time against", "hybrid", "at least 49 % less"); c.Text != "0 of 6" {
+		t.Errorf("hybrid: at least 49 %% less: %s", c.Text)
 	}
 	if a.Limited != 3 {
 		t.Errorf("%d limited runs", a.Limited)
@@ -384,6 +395,44 @@ func TestLittle(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestTrainErrors(t *testing.T) {
+	for src, want := range map[string]string{
+		"{":                                     "read a.json: unexpected EOF",
+		`{"kind":"aggregator"}`:                 `read a.json: it is "aggregator", not what 'xagg bench train -o json' writes`,
+		`{"kind":"train","schema_version":9}`:   "read a.json: schema version 9",
+		`{"kind":"train","schema_version":1}{}`: "read a.json: invalid character",
+	} {
+		if _, err := Train("a.json", []byte(src)); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: error %v, want %s", src, err, want)
+		}
+	}
+	if _, err := Train("a.json", []byte(`{"kind":"train","schema_version":1}`)); err != nil { // interrupted before its first run
+		t.Error(err)
+	}
+}
+
+// What cannot be in a picture, such as the curve of a run that failed, is left out.
+func TestTrain(t *testing.T) {
+	d, _, _ := document(t, 1)
+	i := slices.IndexFunc(d.Sections, func(s Section) bool { return s.ID == "train" })
+	var curves []string
+	failed := ""
+	for _, b := range d.Sections[i].Blocks {
+		if b.Figure != nil && b.Figure.ID == "train-seconds" {
+			for _, k := range b.Figure.Key {
+				curves = append(curves, k.Text)
+			}
+		}
+		failed += strings.Join(b.List, "")
+	}
+	if want := []string{"single", "switch", "hybrid/quorum", "server/async s=0", "server/async s=8"}; !slices.Equal(curves, want) {
+		t.Errorf("curves %v, want %v", curves, want)
+	}
+	if failed != "server/async s=8, seed 2, failed: rank 3: no answer from the controller" {
+		t.Errorf("failed: %s", failed)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -188,5 +189,13 @@ func document(t testing.TB, seed uint64) (*Document, *results.Analysis, *results
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Compare(a), a, f
+	src, err := os.ReadFile("testdata/train.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	training, err := Train("train.json", src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Compare(a, training), a, f
 }
