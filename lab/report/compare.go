@@ -334,7 +334,7 @@ func (c *comparison) claims() Section {
 			continue
 		}
 		largest := Cell{Text: "–", Mark: Absent}
-		if saved.Pairs > 0 {
+		if saved.Pairs > 0 && saved.Ratio < 1 {
 			largest = Cell{Text: less(saved.Ratio), Note: fmt.Sprintf("%.0f to %.0f %%", 100*(1-saved.High), 100*(1-saved.Low))}
 		}
 		t.Rows = append(t.Rows, Row{mode, []Cell{{Text: grouped(uneven.yes)}, least.cell(), most.cell(), largest, {Text: grouped(even.yes)}, worse.cell()}})

@@ -436,6 +436,22 @@ func TestTrain(t *testing.T) {
 	}
 }
 
+// A vertical axis is logarithmic where it says so: equal factors are equal distances.
+func TestLines(t *testing.T) {
+	f := lines("id", "title", "axis", "about", []line{{name: "a", points: []point{{0, 10}, {1, 0.1}}}})
+	y := map[string]int{}
+	for _, l := range f.Levels {
+		y[l.Text] = l.Y
+	}
+	one, two := y["0.2"]-y["2"], y["0.5"]-y["5"]
+	if len(y) != 7 || one < 100 || one-two > 1 || two-one > 1 {
+		t.Errorf("levels %v", f.Levels)
+	}
+	if lines("id", "title", "axis", "about", nil) != nil {
+		t.Error("a picture of nothing")
+	}
+}
+
 func TestFormat(t *testing.T) {
 	for v, want := range map[float64]string{0: "0", 0.00123456: "0.00123", 0.999: "0.999", 1: "1.00", 9.996: "10.0", 12.345: "12.3", 123.4: "123", 1234567: "1\u00a0234\u00a0567",
 		-45.67: "-45.7", 1.234e-9: "1.23e-09", math.Inf(1): "–"} {

@@ -227,7 +227,7 @@ func (t *training) curves(id, title, axis string, seconds bool) *Figure {
 			all = append(all, l)
 		}
 	}
-	return lines(id, title, axis, "By mode: the loss on held-out samples, the mean over seeds. The vertical axis is logarithmic.", all)
+	return lines(id, title, axis, "By mode: the loss on held-out samples, the mean over the seeds whose run did not fail. The vertical axis is logarithmic.", all)
 }
 
 // line is a line of a chart.
@@ -252,10 +252,14 @@ func lines(id, title, axis, about string, all []line) *Figure {
 	f := &Figure{ID: id, Title: title, About: about, Axis: axis, Floor: top + height, Height: top + height + axisHeight}
 	var x scale
 	x, f.Ticks = linear(right, 1)
-	y, levels := round(high)
+	y := scale{low: low / 1.05, high: high * 1.05, log: true}
 	place := func(v float64) float64 { return 100 - 100*(y.x(v)-left)/width } // of the height
-	for _, v := range levels[1:] {                                            // the first is the axis
-		f.Levels = append(f.Levels, Level{Y: top + int(math.Round(place(v)/100*height)), Text: tick(v)})
+	for decade := math.Pow(10, math.Floor(math.Log10(y.low))); decade < y.high; decade *= 10 {
+		for _, v := range []float64{decade, 2 * decade, 5 * decade} {
+			if y.low < v && v < y.high {
+				f.Levels = append(f.Levels, Level{Y: top + int(math.Round(place(v)/100*height)), Text: tick(v)})
+			}
+		}
 	}
 	g := Group{}
 	for _, l := range all {
