@@ -154,7 +154,7 @@ func TestLimitsHold(t *testing.T) {
 		var moves []float64
 		lastMove := map[int]float64{}
 		now := 0.0
-		for range 300 {
+		for range 120 {
 			now += random.Float64() * 2
 			scores := make([]float64, ranks)
 			for i := range scores {

@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"fmt"
 	"reflect"
 	"strings"
 )
@@ -87,4 +88,26 @@ func (f *Field) values(s *Snapshot) []float64 {
 		}
 	}
 	return out
+}
+
+// Set sets a number or a truth (1 or 0) of a Job, Rank, Switch or Server by the name that it has in rules, without its group.
+func Set(target any, name string, value float64) error {
+	v := reflect.ValueOf(target).Elem()
+	var names []string
+	for i := range v.NumField() {
+		tag := v.Type().Field(i).Tag.Get("cel")
+		switch f := v.Field(i); {
+		case tag != name:
+			names = append(names, tag)
+		case f.Kind() == reflect.Float64:
+			f.SetFloat(value)
+			return nil
+		case f.Kind() == reflect.Bool:
+			f.SetBool(value != 0)
+			return nil
+		default:
+			return fmt.Errorf("%s: it is a %s, which cannot be set to a number", name, f.Kind())
+		}
+	}
+	return fmt.Errorf("%s: there is no such field; there are %s", name, strings.Join(names, ", "))
 }
