@@ -47,6 +47,7 @@ func (c *Controller) recover(ctx context.Context, j *job, reason string) {
 		return
 	}
 	meet.recovery.giveUp()
+	meet.recovers()
 	c.recoveries++
 	rec := newRecovering(c.recoveries, reason, meet.there(), meet.returning(), time.Now())
 	meet.recovery = rec
@@ -100,7 +101,7 @@ func (c *Controller) carryOut(ctx context.Context, j *job, meet *rendezvous, rec
 	for rank, s := range meet.seats {
 		switch bit := uint64(1) << rank; {
 		case rec.ranks&bit != 0:
-			s.epoch = rec.epoch // nothing of an older one is left to do
+			s.epoch, s.missed = rec.epoch, false // nothing of an older one is left to do
 		case rec.back&bit != 0 && rec.plan.CanReturn:
 			s.epoch, s.round, s.seq, s.fresh = rec.epoch, rec.plan.Return, rec.plan.ReturnSeq, true
 			close(s.back)

@@ -244,6 +244,7 @@ func (c *Controller) advance(ctx context.Context, j *job, ch *change, meet *rend
 	}
 	if ch.stage == stageArmed && meet.behind(ch.to.epoch) == 0 {
 		j.retire()
+		meet.retired(j.epoch)
 	}
 	err := c.unlocked(ctx, meet.id)
 	removed := ch.stage == stageRetiring && (err == nil || !c.superfluous(meet.id))
