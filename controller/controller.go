@@ -9,7 +9,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"net"
-	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -136,23 +135,23 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 			c.errs[spec.Name] = errNotInstalled
 		}
 	}
+	for _, j := range c.intent.sorted() {
+		if note := c.intent.deviates(j); note != "" {
+			c.log.Warn("job is not what the configuration would have", "job", j.spec.Name, "note", note)
+		}
+	}
 	c.links.init(&c.cfg)
 	return c, nil
 }
 
-// keeps reports whether a configured job is there already, with what an earlier controller has kept. One that was configured
-// otherwise since is planned anew, unless it runs.
+// keeps reports whether a configured job is there already, with what an earlier controller has kept. One that the
+// configuration would have otherwise since is planned anew, unless it runs.
 func (c *Controller) keeps(spec JobSpec) bool {
 	j := c.intent.jobs[spec.Name]
 	if j == nil {
 		return false
 	}
-	if reflect.DeepEqual(j.spec, spec.complete()) {
-		return true
-	}
-	if c.meets[spec.Name].state == stateRunning {
-		c.log.Warn("job runs, and keeps what it was created with; remove it and restart the controller to have it as it is configured now",
-			"job", spec.Name)
+	if c.intent.deviates(j) == "" || c.meets[spec.Name].state == stateRunning {
 		return true
 	}
 	delete(c.intent.jobs, spec.Name)

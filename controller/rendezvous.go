@@ -92,8 +92,10 @@ func (r *rendezvous) there() uint64 {
 
 // returning returns the mask of ranks that came back and wait to be let in.
 func (r *rendezvous) returning() uint64 {
-	return r.mask(func(s *seat) bool { return !s.deaf && s.back != nil && !closed(s.back) })
+	return r.mask((*seat).returning)
 }
+
+func (s *seat) returning() bool { return !s.deaf && s.back != nil && !closed(s.back) }
 
 func (r *rendezvous) mask(has func(*seat) bool) (mask uint64) {
 	for rank, s := range r.seats {

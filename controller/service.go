@@ -484,14 +484,16 @@ func (c *Controller) describe(j *job) *api.Job {
 		Joined:      meet.joined(),
 		Left:        meet.left,
 		Gone:        meet.absent(),
+		Awaited:     meet.stillAway(),
 		Recovery:    meet.recovery.describe(),
+		Note:        c.intent.deviates(j),
 		State:       string(meet.state),
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),
 		Change:      describeChange(j.change, meet),
 	}
-	if away := meet.stillAway(); away != 0 {
-		out.Recovery = fmt.Sprintf("ranks %s to come back to the controller, which was restarted", policy.FormatMask(away))
+	if out.Awaited != 0 {
+		out.Recovery = fmt.Sprintf("ranks %s to come back to the controller, which was restarted", policy.FormatMask(out.Awaited))
 	}
 	switch {
 	case meet.err != nil:
