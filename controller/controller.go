@@ -49,6 +49,7 @@ type Controller struct {
 	errs   map[string]error       // by job: what kept its objects from being installed last time
 	// recoveries is the number of the last recovery. Those of a controller that is started later are larger.
 	recoveries uint64
+	earlier    uint64 // no recovery of this controller's has this number or a smaller one
 	// What the memory of the devices is recognized by; 0 and none where there was no connection yet.
 	pipeline uint64            // cookie of the switch's
 	arenas   map[string]uint64 // instances of the servers', by name
@@ -105,6 +106,7 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		arenas:     make(map[string]uint64),
 		grace:      returnGrace,
 	}
+	c.earlier = c.recoveries
 	c.base = desiredBase(&c.cfg)
 	c.intent = intent{
 		cfg:   &c.cfg,

@@ -645,3 +645,31 @@ func TestLeftIsNotLost(t *testing.T) {
 		t.Errorf("got %v, %v, want the end of the stream", event, err)
 	}
 }
+
+// TestLateCallsAreNoLoss: a call of a recovery that is over, or was given up, which comes late begins no other.
+func TestLateCallsAreNoLoss(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	job := r.create("train", 2, &api.Policy{Pool: 16})
+	stations := r.serveAll(job, func(s *station) { s.deaf = s.n == 1 })
+	r.loseSwitch()
+	r.until("it waits for rank 1", func() bool { return strings.Contains(r.job("train").Recovery, "rank 1 to stop") })
+	given := r.number("train")
+	stations[1].mu.Lock()
+	stations[1].deaf = false
+	stations[1].mu.Unlock()
+	r.loseSwitch()
+	r.replies(stations)
+	over := r.number("train")
+	for _, number := range []uint64{given, over - 1} {
+		if _, err := r.client.Frozen(r.context(), &api.FrozenRequest{Job: "train", Id: job.Id, Recovery: number}); status.Code(err) != codes.Aborted {
+			t.Errorf("frozen by recovery %d: %v", number, err)
+		}
+		if _, err := r.client.HandOver(r.context(), &api.HandOverRequest{Job: "train", Id: job.Id, Recovery: number}); status.Code(err) != codes.Aborted {
+			t.Errorf("handed over to recovery %d: %v", number, err)
+		}
+	}
+	if now := r.number("train"); now != over || r.job("train").Recovery != "" {
+		t.Errorf("recovery %d has begun after %d: %v", now, over, r.job("train"))
+	}
+}

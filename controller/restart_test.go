@@ -99,8 +99,8 @@ func TestRestartWritesNothing(t *testing.T) {
 	for range 3 {
 		r.restart()
 		got := r.job("train")
-		if want := "ranks 0-3 to come back to the controller, which was restarted"; got.Recovery != want {
-			t.Errorf("recovery is %q, want %q", got.Recovery, want)
+		if got.Awaited != 0b1111 || got.Recovery != "" {
+			t.Errorf("ranks %b are awaited, and the recovery is %q", got.Awaited, got.Recovery)
 		}
 		r.ready()
 		ranks := r.allBack("train", 4, job.Id)

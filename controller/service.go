@@ -492,9 +492,6 @@ func (c *Controller) describe(j *job) *api.Job {
 		Depth:       uint32(j.spec.Depth),
 		Change:      describeChange(j.change, meet),
 	}
-	if out.Awaited != 0 {
-		out.Recovery = fmt.Sprintf("ranks %s to come back to the controller, which was restarted", policy.FormatMask(out.Awaited))
-	}
 	switch {
 	case meet.err != nil:
 		out.Error = meet.err.Error()

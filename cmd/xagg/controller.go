@@ -513,11 +513,11 @@ func viewStatus(address string, r *api.StatusReply) *statusView {
 		if j.GetError() != "" {
 			v.Problems = append(v.Problems, fmt.Sprintf("job %s is %s: %s", j.GetName(), j.GetState(), j.GetError()))
 		}
-		switch {
-		case j.GetAwaited() != 0:
+		if j.GetAwaited() != 0 {
 			v.Problems = append(v.Problems, fmt.Sprintf("job %s waits for rank %s to come back to the controller, which was restarted",
 				j.GetName(), policy.FormatMask(j.GetAwaited())))
-		case j.GetRecovery() != "":
+		}
+		if j.GetRecovery() != "" {
 			v.Problems = append(v.Problems, fmt.Sprintf("job %s is being recovered, which waits for %s", j.GetName(), j.GetRecovery()))
 		}
 		if j.GetGone() != 0 {
@@ -594,6 +594,9 @@ func (c *controllerClient) printJob(w io.Writer, job *api.Job) error {
 		fmt.Fprintf(tw, "ranks\t%d, joined %s, left %s\n", j.Ranks, j.Joined, j.Left)
 		if j.Gone != policy.FormatMask(0) {
 			fmt.Fprintf(tw, "gone\t%s\n", j.Gone)
+		}
+		if j.Awaited != "" {
+			fmt.Fprintf(tw, "awaited\t%s, to come back to the controller, which was restarted\n", j.Awaited)
 		}
 		if j.Recovery != "" {
 			fmt.Fprintf(tw, "recovery\t%s\n", j.Recovery)
