@@ -559,6 +559,8 @@ type Job struct {
 	Depth         uint32                 `protobuf:"varint,16,opt,name=depth,proto3" json:"depth,omitempty"`
 	Gone          uint64                 `protobuf:"varint,17,opt,name=gone,proto3" json:"gone,omitempty"`        // mask of the ranks of a quorum job that are not there at present
 	Recovery      string                 `protobuf:"bytes,18,opt,name=recovery,proto3" json:"recovery,omitempty"` // what a recovery that is under way waits for, in words; empty = there is none
+	Awaited       uint64                 `protobuf:"varint,19,opt,name=awaited,proto3" json:"awaited,omitempty"`  // mask of the ranks that have not come back yet to a controller that was restarted
+	Note          string                 `protobuf:"bytes,20,opt,name=note,proto3" json:"note,omitempty"`         // in what the configuration would have it otherwise, in words; empty = in nothing
 	Change        *Change                `protobuf:"bytes,14,opt,name=change,proto3" json:"change,omitempty"`     // absent unless the plan changes; until no rank needs the old plan any more, the fields above are its
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -709,6 +711,20 @@ func (x *Job) GetGone() uint64 {
 func (x *Job) GetRecovery() string {
 	if x != nil {
 		return x.Recovery
+	}
+	return ""
+}
+
+func (x *Job) GetAwaited() uint64 {
+	if x != nil {
+		return x.Awaited
+	}
+	return 0
+}
+
+func (x *Job) GetNote() string {
+	if x != nil {
+		return x.Note
 	}
 	return ""
 }
@@ -1977,6 +1993,7 @@ type WhyReply struct {
 	Blockers      []*Blocker             `protobuf:"bytes,3,rep,name=blockers,proto3" json:"blockers,omitempty"`       // whom it waits for, the worst first
 	Waiting       []*Waiting             `protobuf:"bytes,4,rep,name=waiting,proto3" json:"waiting,omitempty"`         // what is waited for
 	Unreachable   []string               `protobuf:"bytes,5,rep,name=unreachable,proto3" json:"unreachable,omitempty"` // devices that could not be asked, with the reason
+	Recovery      string                 `protobuf:"bytes,6,opt,name=recovery,proto3" json:"recovery,omitempty"`       // what a recovery that is under way waits for, and why there is one; empty = there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2044,6 +2061,13 @@ func (x *WhyReply) GetUnreachable() []string {
 		return x.Unreachable
 	}
 	return nil
+}
+
+func (x *WhyReply) GetRecovery() string {
+	if x != nil {
+		return x.Recovery
+	}
+	return ""
 }
 
 // Blocker is a rank that others wait for.
@@ -3404,7 +3428,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\x06quorum\x18\x02 \x01(\rR\x06quorum\x12\x17\n" +
 	"\await_us\x18\x03 \x01(\rR\x06waitUs\x12\x1c\n" +
 	"\tstaleness\x18\x04 \x01(\rR\tstaleness\x12\x16\n" +
-	"\x06rounds\x18\x05 \x01(\rR\x06rounds\"\xd4\x03\n" +
+	"\x06rounds\x18\x05 \x01(\rR\x06rounds\"\x82\x04\n" +
 	"\x03Job\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x14\n" +
@@ -3423,7 +3447,9 @@ const file_xagg_proto_rawDesc = "" +
 	"\vconsistency\x18\x0f \x01(\v2\x14.xagg.v1.ConsistencyR\vconsistency\x12\x14\n" +
 	"\x05depth\x18\x10 \x01(\rR\x05depth\x12\x12\n" +
 	"\x04gone\x18\x11 \x01(\x04R\x04gone\x12\x1a\n" +
-	"\brecovery\x18\x12 \x01(\tR\brecovery\x12'\n" +
+	"\brecovery\x18\x12 \x01(\tR\brecovery\x12\x18\n" +
+	"\aawaited\x18\x13 \x01(\x04R\aawaited\x12\x12\n" +
+	"\x04note\x18\x14 \x01(\tR\x04note\x12'\n" +
 	"\x06change\x18\x0e \x01(\v2\x0f.xagg.v1.ChangeR\x06change\"\xa7\x01\n" +
 	"\x06Change\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x16\n" +
@@ -3519,13 +3545,14 @@ const file_xagg_proto_rawDesc = "" +
 	"\aresults\x18\x05 \x03(\fR\aresults\"\x1e\n" +
 	"\n" +
 	"WhyRequest\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\tR\x03job\"\xb2\x01\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\"\xce\x01\n" +
 	"\bWhyReply\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n" +
 	"\asummary\x18\x02 \x01(\tR\asummary\x12,\n" +
 	"\bblockers\x18\x03 \x03(\v2\x10.xagg.v1.BlockerR\bblockers\x12*\n" +
 	"\awaiting\x18\x04 \x03(\v2\x10.xagg.v1.WaitingR\awaiting\x12 \n" +
-	"\vunreachable\x18\x05 \x03(\tR\vunreachable\"\xbb\x02\n" +
+	"\vunreachable\x18\x05 \x03(\tR\vunreachable\x12\x1a\n" +
+	"\brecovery\x18\x06 \x01(\tR\brecovery\"\xbb\x02\n" +
 	"\aBlocker\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x16\n" +

@@ -9,7 +9,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"net"
-	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -50,6 +49,7 @@ type Controller struct {
 	errs   map[string]error       // by job: what kept its objects from being installed last time
 	// recoveries is the number of the last recovery. Those of a controller that is started later are larger.
 	recoveries uint64
+	earlier    uint64 // no recovery of this controller's has this number or a smaller one
 	// What the memory of the devices is recognized by; 0 and none where there was no connection yet.
 	pipeline uint64            // cookie of the switch's
 	arenas   map[string]uint64 // instances of the servers', by name
@@ -106,6 +106,7 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		arenas:     make(map[string]uint64),
 		grace:      returnGrace,
 	}
+	c.earlier = c.recoveries
 	c.base = desiredBase(&c.cfg)
 	c.intent = intent{
 		cfg:   &c.cfg,
@@ -136,23 +137,23 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 			c.errs[spec.Name] = errNotInstalled
 		}
 	}
+	for _, j := range c.intent.sorted() {
+		if note := c.intent.deviates(j); note != "" {
+			c.log.Warn("job is not what the configuration would have", "job", j.spec.Name, "note", note)
+		}
+	}
 	c.links.init(&c.cfg)
 	return c, nil
 }
 
-// keeps reports whether a configured job is there already, with what an earlier controller has kept. One that was configured
-// otherwise since is planned anew, unless it runs.
+// keeps reports whether a configured job is there already, with what an earlier controller has kept. One that the
+// configuration would have otherwise since is planned anew, unless it runs.
 func (c *Controller) keeps(spec JobSpec) bool {
 	j := c.intent.jobs[spec.Name]
 	if j == nil {
 		return false
 	}
-	if reflect.DeepEqual(j.spec, spec.complete()) {
-		return true
-	}
-	if c.meets[spec.Name].state == stateRunning {
-		c.log.Warn("job runs, and keeps what it was created with; remove it and restart the controller to have it as it is configured now",
-			"job", spec.Name)
+	if c.intent.deviates(j) == "" || c.meets[spec.Name].state == stateRunning {
 		return true
 	}
 	delete(c.intent.jobs, spec.Name)

@@ -67,6 +67,8 @@ func (c *Controller) steer(ctx context.Context, name string, rule policy.Static)
 	if c.intent.byID(meet.id) != j {
 		return fail(status.Error(codes.Aborted, "it was removed or began anew meanwhile"))
 	}
+	j.rule = c.intent.ruleOf(j.spec) // what the configuration says now was overruled
+	c.running.Go(c.trySave)
 	return c.describe(j), nil
 }
 
@@ -244,6 +246,7 @@ func (c *Controller) advance(ctx context.Context, j *job, ch *change, meet *rend
 	}
 	if ch.stage == stageArmed && meet.behind(ch.to.epoch) == 0 {
 		j.retire()
+		meet.retired(j.epoch)
 	}
 	err := c.unlocked(ctx, meet.id)
 	removed := ch.stage == stageRetiring && (err == nil || !c.superfluous(meet.id))

@@ -434,7 +434,9 @@ type jobView struct {
 	Joined      string   `json:"joined"` // ranks, such as "0-2"
 	Left        string   `json:"left"`
 	Gone        string   `json:"gone"`               // ranks that the job goes on without
+	Awaited     string   `json:"awaited,omitempty"`  // ranks that have not come back yet to a controller that was restarted
 	Recovery    string   `json:"recovery,omitempty"` // what a recovery under way waits for
+	Note        string   `json:"note,omitempty"`     // in what the configuration would have it otherwise
 	Cohort      string   `json:"cohort"`
 	Servers     []string `json:"servers"`
 	Pool        uint32   `json:"pool"`
@@ -511,6 +513,10 @@ func viewStatus(address string, r *api.StatusReply) *statusView {
 		if j.GetError() != "" {
 			v.Problems = append(v.Problems, fmt.Sprintf("job %s is %s: %s", j.GetName(), j.GetState(), j.GetError()))
 		}
+		if j.GetAwaited() != 0 {
+			v.Problems = append(v.Problems, fmt.Sprintf("job %s waits for rank %s to come back to the controller, which was restarted",
+				j.GetName(), policy.FormatMask(j.GetAwaited())))
+		}
 		if j.GetRecovery() != "" {
 			v.Problems = append(v.Problems, fmt.Sprintf("job %s is being recovered, which waits for %s", j.GetName(), j.GetRecovery()))
 		}
@@ -543,10 +549,14 @@ func viewJob(j *api.Job) jobView {
 			Explanation: c.GetExplanation(), Behind: policy.FormatMask(c.GetBehind()), WaitsFor: c.GetWaitsFor(),
 		}
 	}
+	awaited := ""
+	if mask := j.GetAwaited(); mask != 0 {
+		awaited = policy.FormatMask(mask)
+	}
 	return jobView{
 		Name: j.GetName(), ID: j.GetId(), Epoch: j.GetEpoch(), State: j.GetState(), Error: j.GetError(), Ranks: j.GetRanks(),
 		Joined: policy.FormatMask(j.GetJoined()), Left: policy.FormatMask(j.GetLeft()),
-		Gone: policy.FormatMask(j.GetGone()), Recovery: j.GetRecovery(), Cohort: policy.FormatMask(j.GetCohort()),
+		Gone: policy.FormatMask(j.GetGone()), Awaited: awaited, Recovery: j.GetRecovery(), Note: j.GetNote(), Cohort: policy.FormatMask(j.GetCohort()),
 		Servers: servers, Pool: j.GetPool(), Chunks: j.GetChunks(), Explanation: j.GetExplanation(),
 		Change: change, Depth: j.GetDepth(),
 		Consistency: consistencyView{
@@ -585,6 +595,9 @@ func (c *controllerClient) printJob(w io.Writer, job *api.Job) error {
 		if j.Gone != policy.FormatMask(0) {
 			fmt.Fprintf(tw, "gone\t%s\n", j.Gone)
 		}
+		if j.Awaited != "" {
+			fmt.Fprintf(tw, "awaited\t%s, to come back to the controller, which was restarted\n", j.Awaited)
+		}
 		if j.Recovery != "" {
 			fmt.Fprintf(tw, "recovery\t%s\n", j.Recovery)
 		}
@@ -592,6 +605,9 @@ func (c *controllerClient) printJob(w io.Writer, job *api.Job) error {
 			j.Cohort, listOrNone(j.Servers), j.Pool, j.Chunks)
 		fmt.Fprintf(tw, "results\t%s; up to %d rounds under way\n", j.Consistency, j.Depth)
 		fmt.Fprintf(tw, "why\t%s\n", j.Explanation)
+		if j.Note != "" {
+			fmt.Fprintf(tw, "note\t%s\n", j.Note)
+		}
 		if c := j.Change; c != nil {
 			fmt.Fprintf(tw, "changing\tto epoch %d: cohort %s, servers %s\n", c.Epoch, c.Cohort, listOrNone(c.Servers))
 			fmt.Fprintf(tw, "why\t%s\n", c.Explanation)
@@ -644,6 +660,9 @@ func (v *statusView) text(w io.Writer) {
 	for _, j := range v.Jobs {
 		if c := j.Change; c != nil {
 			fmt.Fprintf(w, "job %s changes its plan to epoch %d and waits for %s\n", j.Name, c.Epoch, c.WaitsFor)
+		}
+		if j.Note != "" {
+			fmt.Fprintf(w, "job %s: %s\n", j.Name, j.Note)
 		}
 	}
 }

@@ -147,6 +147,7 @@ func newRoot(env *env, args []string) *cobra.Command {
 		newStatusCommand(env),
 		newWhyCommand(env),
 		newJobCommand(env),
+		newPolicyCommand(env),
 		newPcapCommand(env),
 		newDoctorCommand(env),
 	)
