@@ -169,6 +169,7 @@ func (c *comparison) answer() Section {
 		s.Blocks = []Block{{Paragraph: "No run has finished: nothing can be said."}}
 		return s
 	}
+	s.Blocks = append(s.Blocks, Block{Paragraph: c.runs()})
 	var says []string
 	for _, want := range []struct{ consistency, need string }{
 		{"sync", "If every result needs all ranks' gradients (sync)"},
@@ -196,16 +197,48 @@ func (c *comparison) answer() Section {
 	return s
 }
 
-// recommend says which mode of a consistency is the fastest, and what it brings; "" if there is none.
-func (c *comparison) recommend(consistency string) string {
-	var modes []int
-	for m, mode := range c.Modes {
-		if results.Consistency(mode) == consistency && slices.ContainsFunc(c.cases, func(k caseOf) bool { return k.job.Cells[m].Runs > 0 }) {
-			modes = append(modes, m)
+// runs says what there is to go by.
+func (c *comparison) runs() string {
+	skipped, failed := 0, 0
+	for _, g := range c.Gaps {
+		if g.Skipped {
+			skipped += g.Runs
+		} else {
+			failed += g.Runs
 		}
 	}
-	if len(modes) == 0 {
+	var wheres []string
+	for _, h := range c.Sessions {
+		where := fmt.Sprintf("%s; %s, %s", h.Where(), h.CPU, count(h.Cores, "core"))
+		if !slices.Contains(wheres, where) {
+			wheres = append(wheres, where)
+		}
+	}
+	return fmt.Sprintf("From %s of %s and %s, up to %s of each (%s). %d of the runs were limited by CPU and carry no claim, %d failed, %d were skipped.", count(c.Finished, "run"),
+		count(len(c.Scenarios), "scenario"), count(len(c.Modes), "mode"), count(c.Repetitions, "repetition"), strings.Join(wheres, ", and "), c.Limited, failed, skipped)
+}
+
+// recommend says which mode of a consistency is the fastest, and what it brings; "" if there is none.
+func (c *comparison) recommend(consistency string) string {
+	var modes, open []int // those with a resolved ratio, and without
+	for m, mode := range c.Modes {
+		switch {
+		case results.Consistency(mode) != consistency || !slices.ContainsFunc(c.cases, func(k caseOf) bool { return k.job.Cells[m].Runs > 0 }):
+		case slices.ContainsFunc(c.cases, func(k caseOf) bool { return c.claimable(k.job.Cells[m].OfBase) }):
+			modes = append(modes, m)
+		default:
+			open = append(open, m)
+		}
+	}
+	switch {
+	case len(modes)+len(open) == 0:
 		return ""
+	case len(modes) == 0:
+		return fmt.Sprintf("not resolved. Of %s no communication time is good for a claim; more repetitions, or a machine with more to spare, may tell.", list(pick(c.Modes, open)))
+	}
+	undecided := ""
+	if len(open) > 0 {
+		undecided = fmt.Sprintf(" Nothing is resolved of %s.", list(pick(c.Modes, open)))
 	}
 	// Modes are compared over the cases in which all of them are resolved.
 	sums, common, ran := make([]float64, len(modes)), 0, 0
@@ -222,7 +255,7 @@ func (c *comparison) recommend(consistency string) string {
 		}
 	}
 	if common == 0 {
-		return fmt.Sprintf("there is no case in which %s are all resolved.", list(pick(c.Modes, modes)))
+		return fmt.Sprintf("not resolved. There is no case in which the ratios of %s all are.", list(pick(c.Modes, modes))) + undecided
 	}
 	first := modes[slices.Index(sums, slices.Min(sums))]
 	fastest, low, high, resolved := 0, math.Inf(1), 0.0, 0
@@ -243,7 +276,7 @@ func (c *comparison) recommend(consistency string) string {
 	if c.Modes[first] != results.Base {
 		text += fmt.Sprintf(" It takes %s times switch-only's communication time (%s), resolved in %d of %s.", span(low, high, ratio), span(low, high, less), resolved, count(ran, "case"))
 	}
-	return text
+	return text + undecided
 }
 
 // fastest reports whether a mode has the lowest ratio of some that are resolved.

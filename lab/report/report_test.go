@@ -70,7 +70,7 @@ var void = []string{"meta", "line", "rect", "circle", "polyline", "br", "link", 
 func TestHTMLStandsAlone(t *testing.T) {
 	d, _, _ := document(t, 1)
 	d.Title = `<script>alert("no")</script>`
-	d.Sections[0].Blocks[0].List[0] += `<img src="https://example.com/">`
+	d.Sections[0].Blocks[1].List[0] += `<img src="https://example.com/">`
 	var b bytes.Buffer
 	if err := d.WriteHTML(&b); err != nil {
 		t.Fatal(err)

@@ -121,7 +121,7 @@ func Analyze(limit float64, files ...*File) (*Analysis, error) {
 		for _, s := range f.Sessions {
 			session := len(a.Sessions)
 			a.Sessions = append(a.Sessions, s.Header)
-			lab := s.Header.lab()
+			lab := s.Header.Where()
 			for _, sc := range s.Header.Scenarios {
 				key := lab + "\x00" + sc.Name
 				i, found := at[key]
@@ -173,8 +173,8 @@ func Analyze(limit float64, files ...*File) (*Analysis, error) {
 	return a, nil
 }
 
-// lab names what has to be equal for times to be compared.
-func (h *Header) lab() string {
+// Where names what has to be equal for times to be compared.
+func (h *Header) Where() string {
 	name := h.Lab + ", " + h.Switch
 	if h.XDPMode != "" {
 		name += ", " + h.XDPMode + " XDP"
