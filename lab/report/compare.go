@@ -468,7 +468,7 @@ func (c *comparison) scenario(i int) Section {
 		}
 		s.Blocks = append(s.Blocks,
 			Block{Paragraph: fmt.Sprintf("%s%s: %s with %s in %s a round (%s), %s measured; seeds %s.", strings.ToUpper(sc.Lab[:1]), sc.Lab[1:]+of,
-				count(job.Ranks, "rank"), count(job.Values, "value"), count(job.Buckets, "bucket"), memory(4*uint64(job.Values)), count(job.Rounds, "round"), seeds(sc.Seeds))},
+				count(job.Ranks, "rank"), count(job.Values, "value"), count(job.Buckets, "bucket"), memory(4*uint64(job.Values)), count(job.Rounds, "round"), numbers(sc.Seeds))},
 			Block{Figure: c.times(fmt.Sprintf("%s-j%d-times", id, n+1), "Communication time"+of, job)},
 			Block{Table: c.timeTable("Times"+of, job)},
 			Block{Table: c.trafficTable("Traffic and memory"+of, sc, job)})
@@ -649,13 +649,17 @@ func machine(headers []results.Header) Section {
 		add("memory", memory(h.Memory))
 		add("kernel", h.Kernel)
 		add("lab", h.Lab)
-		add("switch", h.Switch)
+		if h.Switch != "" { // an aggregator by itself has none
+			add("switch", h.Switch)
+		}
 		add("XDP mode", h.XDPMode)
 		for _, name := range slices.Sorted(maps.Keys(h.Versions)) {
 			add(name, h.Versions[name])
 		}
 		add("repetitions", grouped(h.Repeat))
-		add("modes", strings.Join(h.Modes, ", "))
+		if len(h.Modes) > 0 {
+			add("modes", strings.Join(h.Modes, ", "))
+		}
 		s.Blocks = append(s.Blocks, Block{Table: t})
 	}
 	return s

@@ -398,19 +398,26 @@ func TestLittle(t *testing.T) {
 	}
 }
 
-func TestTrainErrors(t *testing.T) {
-	for src, want := range map[string]string{
-		"{":                                     "read a.json: unexpected EOF",
-		`{"kind":"aggregator"}`:                 `read a.json: it is "aggregator", not what 'xagg bench train -o json' writes`,
-		`{"kind":"train","schema_version":9}`:   "read a.json: schema version 9",
-		`{"kind":"train","schema_version":1}{}`: "read a.json: invalid character",
+func TestExtraErrors(t *testing.T) {
+	for _, tt := range []struct {
+		read      func(string, []byte) (*Extra, error)
+		src, want string // "" = none
+	}{
+		{Train, "{", "read a.json: unexpected EOF"},
+		{Train, `{"kind":"aggregator"}`, `read a.json: its kind is "aggregator" and not "train"`},
+		{Train, `{"schema_version":1}`, `read a.json: its kind is "" and not "train"`},
+		{Train, `{"kind":"train","schema_version":9}`, "read a.json: schema version 9"},
+		{Train, `{"kind":"train","schema_version":1}{}`, "read a.json: invalid character"},
+		{Train, `{"kind":"train","schema_version":1}`, ""}, // interrupted before its first run
+		{Aggregator, `{"kind":"train","schema_version":1}`, `read a.json: its kind is "train" and not ""`},
+		{Aggregator, `{"schema_version":1}`, "read a.json: no core_sets"},
+		{Aggregator, `{"schema_version":0,"core_sets":[{}]}`, "read a.json: schema version 0"},
+		{Aggregator, `{"schema_version":1,"core_sets":[{}]}`, ""},
 	} {
-		if _, err := Train("a.json", []byte(src)); err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%s: error %v, want %s", src, err, want)
+		_, err := tt.read("a.json", []byte(tt.src))
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tt.want)) {
+			t.Errorf("%s: error %v, want %q", tt.src, err, tt.want)
 		}
-	}
-	if _, err := Train("a.json", []byte(`{"kind":"train","schema_version":1}`)); err != nil { // interrupted before its first run
-		t.Error(err)
 	}
 }
 
@@ -469,8 +476,8 @@ func TestFormat(t *testing.T) {
 			t.Errorf("heat(%g) = %d, want %d", v, got, want)
 		}
 	}
-	if got := seeds([]uint64{7, 1, 2, 3, 9, 10}); got != "1 to 3, 7, 9, 10" {
-		t.Errorf("seeds: %s", got)
+	if got := numbers([]uint64{7, 1, 2, 3, 9, 10}); got != "1 to 3, 7, 9, 10" {
+		t.Errorf("numbers: %s", got)
 	}
 	if got := gain(1.001); got != "0 %" {
 		t.Errorf("gain: %s", got)

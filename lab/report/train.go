@@ -154,7 +154,7 @@ func Train(name string, src []byte) (*Extra, error) {
 	return e, nil
 }
 
-// decode reads a JSON report of a kind.
+// decode reads a JSON report of a kind, "" if it says none.
 func decode(name string, src []byte, v any, kind string, version int) error {
 	var is struct {
 		SchemaVersion int    `json:"schema_version"`
@@ -165,7 +165,7 @@ func decode(name string, src []byte, v any, kind string, version int) error {
 	case err != nil:
 		return fmt.Errorf("read %s: %w", name, err)
 	case is.Kind != kind:
-		return fmt.Errorf("read %s: it is %q, not what 'xagg bench %s -o json' writes", name, is.Kind, kind)
+		return fmt.Errorf("read %s: its kind is %q and not %q: it is of another command", name, is.Kind, kind)
 	case is.SchemaVersion > version || is.SchemaVersion < 1:
 		return fmt.Errorf("read %s: schema version %d: this xagg knows 1 to %d", name, is.SchemaVersion, version)
 	}
