@@ -74,7 +74,9 @@ const timesExplained = "Communication time is how long at least one gradient of 
 	"if results wait for them, and the gradients' bytes through the slowest link. Exposed communication is round time less " +
 	"the slowest computation of the round; it is negative where nobody waits for the slowest. “Of the ideal” is the time of all rounds in multiples of " +
 	"what it would be at the floor. All times are over all ranks, rounds and " +
-	"repetitions, but for rounds that a rank skipped: one that is behind others goes through what it has missed without computing. p50 and p99 are the times that half and 1 % of them exceed. GB are 1e9 bytes of gradients as ranks give them."
+	"repetitions, but for rounds that a rank skipped: one that is behind others goes through what it has missed without computing. p50 and p99 are the times that half and 1 % of them exceed. " +
+	"The relative error is that of results to exact sums; in quorum and async of the sums over all rounds, which lack what was still to come at the " +
+	"end. GB are 1e9 bytes of gradients as ranks give them."
 
 // comparison is an analysis under report.
 type comparison struct {
@@ -335,7 +337,8 @@ func (c *comparison) claims() Section {
 	s := Section{ID: "claims", Title: "Against what the paper claims", Level: 2}
 	s.Blocks = append(s.Blocks, Block{Paragraph: fmt.Sprintf("XAgg's authors report %.0f to %.0f %% less communication time than aggregation in the switch alone "+
 		"under heterogeneity. Where every result has to wait for all ranks most of that time is the stragglers', and nobody's to save: see the next section. A case counts here if its whole interval is on "+
-		"one side of the bound; runs that the machine limited do not count.", 100*PaperLeast, 100*PaperMost)})
+		"one side of the bound; runs that the machine limited do not count. Of a heterogeneous scenario with several jobs all are cases, also those whose "+
+		"ranks are alike.", 100*PaperLeast, 100*PaperMost)})
 	t := &Table{Caption: "Communication time against switch-only's",
 		Head: []string{"mode", "heterogeneous cases", fmt.Sprintf("at least %.0f %% less", 100*PaperLeast), fmt.Sprintf("at least %.0f %% less", 100*PaperMost),
 			"largest saving", "homogeneous cases", fmt.Sprintf("at most %.0f %% worse", 100*MaxWorse)}}
@@ -467,8 +470,8 @@ func (c *comparison) scenario(i int) Section {
 			of = " of job " + job.Name
 		}
 		s.Blocks = append(s.Blocks,
-			Block{Paragraph: fmt.Sprintf("%s%s: %s with %s in %s a round (%s), %s measured; seeds %s.", strings.ToUpper(sc.Lab[:1]), sc.Lab[1:]+of,
-				count(job.Ranks, "rank"), count(job.Values, "value"), count(job.Buckets, "bucket"), memory(4*uint64(job.Values)), count(job.Rounds, "round"), numbers(sc.Seeds))},
+			Block{Paragraph: fmt.Sprintf("%s%s: %s with %s in %s a round (%s), %s measured; %s.", strings.ToUpper(sc.Lab[:1]), sc.Lab[1:]+of,
+				count(job.Ranks, "rank"), count(job.Values, "value"), count(job.Buckets, "bucket"), memory(4*uint64(job.Values)), count(job.Rounds, "round"), seeds(sc.Seeds))},
 			Block{Figure: c.times(fmt.Sprintf("%s-j%d-times", id, n+1), "Communication time"+of, job)},
 			Block{Table: c.timeTable("Times"+of, job)},
 			Block{Table: c.trafficTable("Traffic and memory"+of, sc, job)})
@@ -484,6 +487,14 @@ func (c *comparison) scenario(i int) Section {
 		s.Blocks = append(s.Blocks, Block{Listing: &Listing{"The scenario", sc.YAML}})
 	}
 	return s
+}
+
+// seeds spells the seeds of repetitions.
+func seeds(all []uint64) string {
+	if len(all) == 1 {
+		return "seed " + numbers(all)
+	}
+	return "seeds " + numbers(all)
 }
 
 func (c *comparison) timeTable(caption string, job *results.JobResult) *Table {
