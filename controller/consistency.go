@@ -154,9 +154,11 @@ func (j JobSpec) complete() JobSpec {
 	return j
 }
 
-// equal reports whether two jobs are the same with their defaults filled in.
+// equal reports whether two jobs are the same with their defaults filled in, but for Adapt, which says nothing of what
+// they are.
 func (j JobSpec) equal(k JobSpec) bool {
 	j, k = j.complete(), k.complete()
+	j.Adapt, k.Adapt = nil, nil
 	p, q := j.Policy, k.Policy
 	if j.Policy, k.Policy = nil, nil; j != k || p == nil || q == nil {
 		return j == k && p == q

@@ -39,6 +39,7 @@ type Controller struct {
 	cfg      Config
 	log      *slog.Logger
 	dial     endpoint.Dialer
+	origin   time.Time       // of the telemetry's time
 	election p4rt.ElectionID // the time of New: the controller that was started last is primary
 	program  *p4rt.Program
 	base     objects // wanted whether there are jobs or not
@@ -46,7 +47,9 @@ type Controller struct {
 	mu     sync.Mutex
 	intent intent
 	meets  map[string]*rendezvous // by job
-	errs   map[string]error       // by job: what kept its objects from being installed last time
+	// adaptations have plans follow what is measured, by job; of those that run.
+	adaptations map[string]*adaptation
+	errs        map[string]error // by job: what kept its objects from being installed last time
 	// recoveries is the number of the last recovery. Those of a controller that is started later are larger.
 	recoveries uint64
 	earlier    uint64 // no recovery of this controller's has this number or a smaller one
@@ -92,19 +95,22 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		return nil, err
 	}
 	c := &Controller{
-		cfg:        cfg,
-		log:        slog.New(slog.DiscardHandler),
-		dial:       endpoint.Connect,
-		election:   p4rt.ElectionID{Low: uint64(time.Now().UnixNano())},
-		program:    program,
-		meets:      make(map[string]*rendezvous),
-		errs:       make(map[string]error),
-		recoveries: uint64(time.Now().UnixNano()),
-		have:       make(map[uint16]objects),
-		looking:    make(chan struct{}, 1),
-		changes:    newChanges(),
-		arenas:     make(map[string]uint64),
-		grace:      returnGrace,
+		cfg:      cfg,
+		log:      slog.New(slog.DiscardHandler),
+		dial:     endpoint.Connect,
+		election: p4rt.ElectionID{Low: uint64(time.Now().UnixNano())},
+		program:  program,
+		meets:    make(map[string]*rendezvous),
+		origin:   time.Now(),
+
+		adaptations: make(map[string]*adaptation),
+		errs:        make(map[string]error),
+		recoveries:  uint64(time.Now().UnixNano()),
+		have:        make(map[uint16]objects),
+		looking:     make(chan struct{}, 1),
+		changes:     newChanges(),
+		arenas:      make(map[string]uint64),
+		grace:       returnGrace,
 	}
 	c.earlier = c.recoveries
 	c.base = desiredBase(&c.cfg)
@@ -154,6 +160,7 @@ func (c *Controller) keeps(spec JobSpec) bool {
 		return false
 	}
 	if c.intent.deviates(j) == "" || c.meets[spec.Name].state == stateRunning {
+		j.spec.Adapt = spec.Adapt // it may be changed at any time
 		return true
 	}
 	delete(c.intent.jobs, spec.Name)

@@ -187,6 +187,10 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 		return nil, &existsError{spec.Name}
 	}
 	rule := in.ruleOf(spec)
+	if spec.Adapt != nil && rule.Mode == policy.ModeServer {
+		return nil, fieldf("policy.mode", "mode %q leaves nothing to move; begin with mode %q or %q, or leave out adapt", policy.ModeServer,
+			policy.ModeSwitch, policy.ModeHybrid)
+	}
 	free := in.slotsFree()
 	decision, err := rule.Decide(policy.Input{
 		Job: spec.Name, Ranks: spec.Ranks, Servers: in.serverNames(), Slots: free,
@@ -224,6 +228,9 @@ func (in *intent) ruleOf(spec JobSpec) policy.Static {
 	rule := in.cfg.Policy
 	if spec.Policy != nil {
 		rule = *spec.Policy
+	}
+	if spec.Adapt != nil && rule.Pool == 0 { // it has to do for every plan that may come
+		rule.Pool = policy.SteerablePool(spec.Ranks)
 	}
 	return rule.Complete(in.serverNames())
 }

@@ -71,6 +71,10 @@ func (s *service) CreateJob(_ context.Context, req *api.CreateJobRequest) (*api.
 		Name: req.GetName(), Ranks: int(req.GetRanks()), MaxElems: req.GetMaxElems(), Policy: ruleOf(req.GetPolicy()),
 		Consistency: consistencyOf(req.GetConsistency()), Depth: int(req.GetDepth()),
 	}
+	var err error
+	if spec.Adapt, err = adaptOf(req.GetAdapt()); err != nil {
+		return nil, apiError(fmt.Errorf("create job %q: %w", spec.Name, err))
+	}
 	// Not the caller's context: a caller that goes away must not leave half a job.
 	job, err := s.c.createJob(s.ctx, spec)
 	if err != nil {
@@ -147,6 +151,7 @@ func (c *Controller) dropJob(ctx context.Context, name string, why error) error 
 	}
 	delete(c.intent.jobs, name)
 	delete(c.meets, name)
+	c.forget(name)
 	delete(c.errs, name)
 	c.mu.Unlock()
 	c.trySave()

@@ -226,7 +226,9 @@ func TestExplain(t *testing.T) {
 		},
 		{
 			name: "who stands still in a recovery is not to blame",
-			e: evidence{job: running(func(j *api.Job) { j.Recovery = "rank 2 to stop and say what they have (the switch has lost its memory)" }),
+			e: evidence{job: running(func(j *api.Job) {
+				j.Recovery = "rank 2 to stop and say what they have (the switch has lost its memory)"
+			}),
 				chunks: pool, reports: make([]report, 4), recovery: &recoveryEvidence{0b0100, "stop and say what they have", 3 * s}},
 			summary:      "the job is being recovered; that waits for rank 2 to stop and say what they have (the switch has lost its memory)",
 			blockers:     []int{2},
@@ -236,7 +238,7 @@ func TestExplain(t *testing.T) {
 			name: "who has not come back yet holds up a recovery",
 			e: evidence{job: running(func(j *api.Job) { j.Recovery, j.Awaited = "rank 2 to stop (for a reason)", 0b0110 }),
 				traffic: none, reports: make([]report, 4), recovery: &recoveryEvidence{0b0100, "stop", 3 * s}},
-			summary: "the job is being recovered; that waits for rank 2 to stop (for a reason)",
+			summary:      "the job is being recovered; that waits for rank 2 to stop (for a reason)",
 			blockers:     []int{2},
 			explanations: []string{"rank 2 on host w2 has not come back yet to the controller, which was restarted; the recovery needs it"},
 		},

@@ -102,8 +102,15 @@ func (c *controllerClient) flags(cmd *cobra.Command) {
 	cmd.PersistentFlags().StringVarP(&c.output, "output", "o", "text", "form of the output: text, json")
 }
 
-// call runs f with a client, and explains an error for a person.
+// call runs f, which takes a moment, with a client, and explains an error for a person.
 func (c *controllerClient) call(ctx context.Context, f func(context.Context, api.ControllerClient) error) error {
+	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
+	defer cancel()
+	return c.stream(ctx, f)
+}
+
+// stream is call for what may take as long as it likes.
+func (c *controllerClient) stream(ctx context.Context, f func(context.Context, api.ControllerClient) error) error {
 	if c.output != "text" && c.output != "json" {
 		return usagef("--output %q: want text or json", c.output)
 	}
@@ -115,8 +122,6 @@ func (c *controllerClient) call(ctx context.Context, f func(context.Context, api
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
-	defer cancel()
 	err = f(ctx, api.NewControllerClient(conn))
 	var unreached *endpoint.ConnectError
 	if errors.As(err, &unreached) {
@@ -178,6 +183,8 @@ func newJobCommand(env *env) *cobra.Command {
 	cmd.AddCommand(
 		newJobCreateCommand(env, &client),
 		newJobSteerCommand(env, &client),
+		newJobAdaptCommand(env, &client),
+		newJobExplainCommand(env, &client),
 		newJobRemoveCommand(env, &client),
 		newJobListCommand(env, &client),
 		newJobShowCommand(env, &client),
@@ -189,6 +196,7 @@ func newJobCreateCommand(env *env, client *controllerClient) *cobra.Command {
 	var ranks, maxElems, depth uint32
 	var rule ruleFlags
 	var consistency consistencyFlags
+	var adaptName string
 	cmd := &cobra.Command{
 		Use:   "create NAME --ranks N --max-elems N",
 		Short: "Create a job, so that its workers can join",
@@ -199,7 +207,8 @@ time, at least so many; in an async job a running sum that no rank is further ah
 job's life. Quorum needs a server (--mode server or hybrid), async all ranks at servers (--mode server).`,
 		Example: `  xagg job create train --ranks 4 --max-elems 1000000 --depth 4
   xagg job create train --ranks 4 --max-elems 1000000 --mode hybrid --steer 3 --consistency quorum --quorum 3 --wait 10ms
-  xagg job create train --ranks 4 --max-elems 1000000 --mode server --consistency async --staleness 2`,
+  xagg job create train --ranks 4 --max-elems 1000000 --mode server --consistency async --staleness 2
+  xagg job create train --ranks 4 --max-elems 1000000 --mode switch --adapt outlier`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if ranks == 0 || maxElems == 0 {
@@ -210,6 +219,9 @@ job's life. Quorum needs a server (--mode server or hybrid), async all ranks at 
 			}
 			var err error
 			if req.Consistency, err = consistency.proto(); err != nil {
+				return err
+			}
+			if req.Adapt, err = adaptPolicy(adaptName); err != nil {
 				return err
 			}
 			if req.Policy == nil && rule.given() {
@@ -230,6 +242,7 @@ job's life. Quorum needs a server (--mode server or hybrid), async all ranks at 
 	cmd.Flags().Uint32Var(&rule.pool, "pool", 0, "slots per version, a power of two (default: the policy's)")
 	cmd.Flags().Uint32Var(&depth, "depth", 1, "rounds that may be under way, 1..16")
 	consistency.flags(cmd)
+	cmd.Flags().StringVar(&adaptName, "adapt", "", "policy by which the plan follows what is measured: a file, or the name of a rule")
 	return cmd
 }
 

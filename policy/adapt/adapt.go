@@ -24,6 +24,8 @@ type Limits struct {
 	MinCohort int `yaml:"min_cohort"`
 	// Steered is the number of ranks that servers may have to sum, at most: their cores are not without end. 0 = no limit.
 	Steered int `yaml:"steered"`
+	// MinSteered is the number of ranks that servers keep, at least. The results of a job with a quorum are made by servers.
+	MinSteered int `yaml:"min_steered"`
 	// Pin are ranks that stay where they are told, "switch" or "server", whatever they do.
 	Pin map[int]Place `yaml:"pin"`
 	// Freeze leaves every rank where it is, but for the pinned. DryRun decides, and says what it would do, but does nothing.
@@ -60,6 +62,8 @@ func (l *Limits) Validate(ranks int) error {
 		return fail("min_cohort", "%d: want 2 to %d", l.MinCohort, policy.MaxRanks)
 	case l.Steered < 0 || l.Steered > policy.MaxRanks:
 		return fail("steered", "%d: want 0 (no limit) to %d", l.Steered, policy.MaxRanks)
+	case l.MinSteered < 0 || l.MinSteered > policy.MaxRanks || l.Steered > 0 && l.MinSteered > l.Steered:
+		return fail("min_steered", "%d: want 0 to steered, or to %d", l.MinSteered, policy.MaxRanks)
 	}
 	pinned := 0
 	for _, rank := range slices.Sorted(keys(l.Pin)) {
@@ -128,24 +132,46 @@ type Why struct {
 type Engine struct {
 	rule   *rules.Rule
 	limits Limits
-	ranks  []rankState
-	moves  []float64 // times of the last moves, at most limits.Moves
-	round  float64   // that was judged last
-	judged bool
-	last   float64 // time of the last snapshot
+	state  State
 }
 
-// rankState is what is kept of a rank.
-type rankState struct {
-	enter, leave uint64 // by round, the newest in bit 0
-	rounds       int    // that were judged since it moved
-	since        float64
-	moved        bool // since is when
+// State is what an engine knows of what went before: plain data.
+type State struct {
+	Ranks  []RankState `json:"ranks"`
+	Moves  []float64   `json:"moves"` // times of the last moves, at most Limits.Moves
+	Round  float64     `json:"round"` // that was judged last
+	Judged bool        `json:"judged"`
+	Last   float64     `json:"last"` // time of the last snapshot
+}
+
+// RankState is what an engine knows of a rank.
+type RankState struct {
+	// Enter and Leave say in which rounds the score was beyond the thresholds, the newest in bit 0.
+	Enter  uint64  `json:"enter"`
+	Leave  uint64  `json:"leave"`
+	Rounds int     `json:"rounds"` // that were judged since it moved
+	Moved  bool    `json:"moved"`  // and Since is when
+	Since  float64 `json:"since"`
 }
 
 // New returns an engine for a job of so many ranks. The limits must be valid.
 func New(ranks int, rule *rules.Rule, limits Limits) *Engine {
-	return &Engine{rule: rule, limits: limits, ranks: make([]rankState, ranks)}
+	return &Engine{rule: rule, limits: limits, state: State{Ranks: make([]RankState, ranks)}}
+}
+
+// State returns a copy of what the engine knows.
+func (e *Engine) State() State {
+	s := e.state
+	s.Ranks, s.Moves = slices.Clone(s.Ranks), slices.Clone(s.Moves)
+	return s
+}
+
+// Restore gives the engine the state of another one for a job of as many ranks; another is left out.
+func (e *Engine) Restore(s State) {
+	if len(s.Ranks) == len(e.state.Ranks) {
+		e.state = s
+		e.state.Ranks, e.state.Moves = slices.Clone(s.Ranks), slices.Clone(s.Moves)
+	}
 }
 
 // Step decides from a snapshot, in which Rank.Steered says where ranks are. What it decides holds until the next call: a
@@ -161,19 +187,19 @@ func (e *Engine) Step(s *telemetry.Snapshot) Decision {
 		}
 		d.Ranks = append(d.Ranks, Why{Rank: i, Place: place})
 	}
-	if len(s.Ranks) != len(e.ranks) {
-		d.Error = fmt.Sprintf("snapshot of %d ranks, the job has %d", len(s.Ranks), len(e.ranks))
+	if len(s.Ranks) != len(e.state.Ranks) {
+		d.Error = fmt.Sprintf("snapshot of %d ranks, the job has %d", len(s.Ranks), len(e.state.Ranks))
 		return d
 	}
 	if err := s.Check(); err != nil {
 		d.Error = err.Error()
 		return d
 	}
-	if e.judged && s.Time < e.last {
-		d.Error = fmt.Sprintf("time ran back from %.3f s to %.3f s", e.last, s.Time)
+	if e.state.Judged && s.Time < e.state.Last {
+		d.Error = fmt.Sprintf("time ran back from %.3f s to %.3f s", e.state.Last, s.Time)
 		return d
 	}
-	e.last = s.Time
+	e.state.Last = s.Time
 	scores, holds, err := e.rule.Scores(s)
 	if err != nil {
 		d.Error = err.Error()
@@ -186,25 +212,25 @@ func (e *Engine) Step(s *telemetry.Snapshot) Decision {
 
 // judge notes on which side of the thresholds ranks are, once a round.
 func (e *Engine) judge(s *telemetry.Snapshot, scores []float64, holds []bool, d *Decision) {
-	fresh := !e.judged && s.Job.Rounds > 0 || e.judged && s.Job.Round != e.round
+	fresh := !e.state.Judged && s.Job.Rounds > 0 || e.state.Judged && s.Job.Round != e.state.Round
 	if fresh {
-		e.judged, e.round = true, s.Job.Round
+		e.state.Judged, e.state.Round = true, s.Job.Round
 	}
-	for i := range e.ranks {
-		r, w := &e.ranks[i], &d.Ranks[i]
+	for i := range e.state.Ranks {
+		r, w := &e.state.Ranks[i], &d.Ranks[i]
 		w.Score, w.When = scores[i], holds[i]
 		if fresh {
-			r.enter, r.leave = r.enter<<1, r.leave<<1
+			r.Enter, r.Leave = r.Enter<<1, r.Leave<<1
 			if holds[i] && scores[i] > e.rule.Enter.Above {
-				r.enter |= 1
+				r.Enter |= 1
 			}
 			if !holds[i] || scores[i] < e.rule.Leave.Below {
-				r.leave |= 1
+				r.Leave |= 1
 			}
-			r.rounds++
+			r.Rounds++
 		}
-		w.Enter = bits.OnesCount64(r.enter & newest(e.rule.Enter.Of))
-		w.Leave = bits.OnesCount64(r.leave & newest(e.rule.Leave.Of))
+		w.Enter = bits.OnesCount64(r.Enter & newest(e.rule.Enter.Of))
+		w.Leave = bits.OnesCount64(r.Leave & newest(e.rule.Leave.Of))
 	}
 }
 
@@ -223,7 +249,7 @@ type wish struct {
 // move makes the moves that the limits allow: the pinned first, then who comes back, then who goes, the worst first.
 func (e *Engine) move(s *telemetry.Snapshot, d *Decision) {
 	var wishes []wish
-	for i := range e.ranks {
+	for i := range e.state.Ranks {
 		w := &d.Ranks[i]
 		pin, pinned := e.limits.Pin[i]
 		switch {
@@ -234,10 +260,10 @@ func (e *Engine) move(s *telemetry.Snapshot, d *Decision) {
 		case d.Error != "":
 		case w.Place == Switch && w.Enter >= e.rule.Enter.For:
 			wishes = append(wishes, wish{i, Server, false, w.Score, fmt.Sprintf("score %.4g above %.4g in %d of %d rounds", w.Score,
-				e.rule.Enter.Above, w.Enter, min(e.ranks[i].rounds, e.rule.Enter.Of))})
+				e.rule.Enter.Above, w.Enter, min(e.state.Ranks[i].Rounds, e.rule.Enter.Of))})
 		case w.Place == Server && w.Leave >= e.rule.Leave.For:
 			why := fmt.Sprintf("score %.4g below %.4g in %d of %d rounds", w.Score, e.rule.Leave.Below, w.Leave,
-				min(e.ranks[i].rounds, e.rule.Leave.Of))
+				min(e.state.Ranks[i].Rounds, e.rule.Leave.Of))
 			if !w.When {
 				why += ", or the rule's condition did not hold"
 			}
@@ -266,9 +292,9 @@ func (e *Engine) move(s *telemetry.Snapshot, d *Decision) {
 		}
 		d.Steered ^= 1 << x.rank
 		w.Place = x.to
-		e.ranks[x.rank] = rankState{since: s.Time, moved: true}
-		e.moves = append(e.moves, s.Time)
-		e.moves = e.moves[max(0, len(e.moves)-e.limits.Moves):]
+		e.state.Ranks[x.rank] = RankState{Since: s.Time, Moved: true}
+		e.state.Moves = append(e.state.Moves, s.Time)
+		e.state.Moves = e.state.Moves[max(0, len(e.state.Moves)-e.limits.Moves):]
 	}
 }
 
@@ -281,24 +307,26 @@ func order(first bool) int {
 
 // held returns what keeps a rank where it is, empty if nothing does.
 func (e *Engine) held(s *telemetry.Snapshot, d *Decision, x wish) string {
-	r := &e.ranks[x.rank]
+	r := &e.state.Ranks[x.rank]
 	steered := bits.OnesCount64(d.Steered)
 	switch {
 	case e.limits.Freeze && !x.pinned:
 		return "the policy is frozen"
-	case r.moved && s.Time-r.since < e.limits.Dwell.Seconds() && !x.pinned:
-		return fmt.Sprintf("it moved %.1f s ago and stays for %v", s.Time-r.since, e.limits.Dwell)
-	case len(e.moves) == e.limits.Moves && s.Time-e.moves[0] < 60:
+	case r.Moved && s.Time-r.Since < e.limits.Dwell.Seconds() && !x.pinned:
+		return fmt.Sprintf("it moved %.1f s ago and stays for %v", s.Time-r.Since, e.limits.Dwell)
+	case len(e.state.Moves) == e.limits.Moves && s.Time-e.state.Moves[0] < 60:
 		return fmt.Sprintf("the job has used its %d moves of a minute", e.limits.Moves)
 	case x.to == Server && len(s.Servers) == 0:
 		return "there is no server"
 	case x.to == Server && !slices.ContainsFunc(s.Servers, func(s telemetry.Server) bool { return s.Ready }):
 		return "no server is ready"
-	case x.to == Server && len(e.ranks)-steered-1 < e.limits.MinCohort:
+	case x.to == Server && len(e.state.Ranks)-steered-1 < e.limits.MinCohort:
 		return fmt.Sprintf("the switch keeps at least %d ranks", e.limits.MinCohort)
 	case x.to == Server && e.limits.Steered > 0 && steered >= e.limits.Steered:
 		return fmt.Sprintf("servers sum at most %d ranks", e.limits.Steered)
-	case x.to == Switch && steered == len(e.ranks) && e.limits.MinCohort > 1:
+	case x.to == Switch && steered-1 < e.limits.MinSteered:
+		return fmt.Sprintf("servers keep at least %d ranks", e.limits.MinSteered)
+	case x.to == Switch && steered == len(e.state.Ranks):
 		return "a single rank is no cohort"
 	}
 	return ""

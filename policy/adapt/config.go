@@ -32,18 +32,31 @@ func DefaultConfig() Config {
 
 // Parse reads a policy from YAML. name is the file's, for errors, which begin with file, line and column.
 func Parse(name string, src []byte) (Config, error) {
-	c := DefaultConfig()
-	c.Rule = ""
-	if err := strictyaml.Decode(name, src, &c); err != nil {
-		return c, err
-	}
-	if c.Rule == "" && c.Define == nil {
-		c.Rule = DefaultConfig().Rule
+	c := DefaultConfig() // of an empty file
+	if len(strings.TrimSpace(string(src))) > 0 {
+		if err := strictyaml.Decode(name, src, &c); err != nil {
+			return c, err
+		}
 	}
 	if _, err := c.Compile(0); err != nil {
 		return c, strictyaml.Locate(name, src, policy.FieldOf(err), err)
 	}
 	return c, nil
+}
+
+// UnmarshalYAML reads a policy that is a part of something else, on top of the defaults.
+func (c *Config) UnmarshalYAML(read func(any) error) error {
+	type plain Config
+	p := plain(DefaultConfig())
+	p.Rule = ""
+	if err := read(&p); err != nil {
+		return err
+	}
+	if p.Rule == "" && p.Define == nil {
+		p.Rule = DefaultConfig().Rule
+	}
+	*c = Config(p)
+	return nil
 }
 
 // Open returns the policy that a name stands for: a file, or else a rule that comes with the program, with the default

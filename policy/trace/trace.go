@@ -27,6 +27,8 @@ type Job struct {
 	Job           string `json:"job"`
 	Ranks         int    `json:"ranks"`
 	Policy        string `json:"policy"` // YAML
+	// State is what the policy's engine knew when the trace began; nil: nothing yet.
+	State *adapt.State `json:"state,omitempty"`
 }
 
 // Step is a snapshot, and what was decided from it.
@@ -58,12 +60,15 @@ type Writer struct {
 	err error
 }
 
-// NewWriter begins a trace.
-func NewWriter(w io.Writer, job string, ranks int, policy adapt.Config) *Writer {
+// NewWriter begins a trace. state is what the policy's engine knows already; nil: nothing.
+func NewWriter(w io.Writer, job string, ranks int, policy adapt.Config, state *adapt.State) *Writer {
 	t := &Writer{enc: json.NewEncoder(w)}
-	t.write(line{Kind: "job", Job: &Job{SchemaVersion, job, ranks, policy.YAML()}})
+	t.write(line{Kind: "job", Job: &Job{SchemaVersion, job, ranks, policy.YAML(), state}})
 	return t
 }
+
+// Continue returns a writer of more steps of a trace that has begun.
+func Continue(w io.Writer) *Writer { return &Writer{enc: json.NewEncoder(w)} }
 
 // Step writes a snapshot and what was decided from it.
 func (t *Writer) Step(s *telemetry.Snapshot, d *adapt.Decision) error {
@@ -159,6 +164,9 @@ func (t *Trace) Replay(c adapt.Config) ([]adapt.Decision, error) {
 	if err != nil {
 		return nil, err
 	}
+	if t.State != nil {
+		engine.Restore(*t.State)
+	}
 	var decisions []adapt.Decision
 	var steered uint64
 	for i := range t.Steps {
@@ -193,6 +201,9 @@ func (t *Trace) Verify() error {
 	engine, err := c.New(t.Ranks)
 	if err != nil {
 		return err
+	}
+	if t.State != nil {
+		engine.Restore(*t.State)
 	}
 	for i := range t.Steps {
 		got := engine.Step(&t.Steps[i].Snapshot)

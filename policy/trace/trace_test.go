@@ -15,7 +15,7 @@ import (
 func record(t *testing.T, c adapt.Config) []byte {
 	t.Helper()
 	var out bytes.Buffer
-	w := NewWriter(&out, "train", 4, c)
+	w := NewWriter(&out, "train", 4, c, nil)
 	engine, err := c.New(4)
 	if err != nil {
 		t.Fatal(err)
@@ -77,6 +77,41 @@ func TestReplay(t *testing.T) {
 	}
 	if err := changed[0].Verify(); !errors.Is(err, errDiffers) {
 		t.Errorf("a changed decision: %v", err)
+	}
+}
+
+// TestContinue: a trace that begins in the midst of things knows what went before.
+func TestContinue(t *testing.T) {
+	c := adapt.DefaultConfig()
+	traces, err := Read("t", bytes.NewReader(record(t, c)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine, err := c.New(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := traces[0]
+	for i := range whole.Steps[:35] { // the slow rank is not steered yet
+		engine.Step(&whole.Steps[i].Snapshot)
+	}
+	var out bytes.Buffer
+	state := engine.State()
+	w := NewWriter(&out, "train", 4, c, &state)
+	for i := range whole.Steps[35:] {
+		if err := w.Step(&whole.Steps[35+i].Snapshot, whole.Steps[35+i].Decision); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rest, err := Read("t", &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rest[0].Verify(); err != nil {
+		t.Error(err)
+	}
+	if rest[0].State = nil; rest[0].Verify() == nil {
+		t.Error("the state makes no difference")
 	}
 }
 
