@@ -47,6 +47,7 @@ func (c *Controller) recover(ctx context.Context, j *job, reason string) {
 		return
 	}
 	meet.recovery.giveUp()
+	meet.recovers()
 	c.recoveries++
 	rec := newRecovering(c.recoveries, reason, meet.there(), meet.returning(), time.Now())
 	meet.recovery = rec
@@ -100,7 +101,7 @@ func (c *Controller) carryOut(ctx context.Context, j *job, meet *rendezvous, rec
 	for rank, s := range meet.seats {
 		switch bit := uint64(1) << rank; {
 		case rec.ranks&bit != 0:
-			s.epoch = rec.epoch // nothing of an older one is left to do
+			s.epoch, s.missed = rec.epoch, false // nothing of an older one is left to do
 		case rec.back&bit != 0 && rec.plan.CanReturn:
 			s.epoch, s.round, s.seq, s.fresh = rec.epoch, rec.plan.Return, rec.plan.ReturnSeq, true
 			close(s.back)
@@ -344,6 +345,10 @@ func (s *service) HandOver(ctx context.Context, req *api.HandOverRequest) (*api.
 	return reply, nil
 }
 
+// began reports whether a recovery is one of this controller's. It does not leave a rank stopped: one that was given up was
+// followed by another, or its job is over. c.mu is held.
+func (c *Controller) began(number uint64) bool { return c.earlier < number && number <= c.recoveries }
+
 // takesPart finds the recovery that a rank takes part in.
 func (c *Controller) takesPart(ctx context.Context, job string, rank, id uint32, number uint64) (*rendezvous, *recovering, error) {
 	c.mu.Lock()
@@ -359,7 +364,7 @@ func (c *Controller) takesPart(ctx context.Context, job string, rank, id uint32,
 	}
 	rec := meet.recovery
 	if rec == nil || rec.number != number || rec.ranks>>rank&1 == 0 || closed(rec.void) {
-		if j := c.intent.byID(meet.id); j != nil && !rec.underWay() {
+		if j := c.intent.byID(meet.id); j != nil && !rec.underWay() && !c.began(number) {
 			// An earlier controller has stopped the rank, and did not get further.
 			c.recover(ctx, j, "a controller that ended in the middle of a recovery")
 		}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -188,5 +190,18 @@ func document(t testing.TB, seed uint64) (*Document, *results.Analysis, *results
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Compare(a), a, f
+	var more []*Extra
+	for name, read := range map[string]func(string, []byte) (*Extra, error){"aggregator.json": Aggregator, "train.json": Train} {
+		src, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := read(name, src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		more = append(more, e)
+	}
+	slices.SortFunc(more, func(a, b *Extra) int { return strings.Compare(a.Section.ID, b.Section.ID) })
+	return Compare(a, more...), a, f
 }

@@ -147,6 +147,7 @@ type Call struct {
 	done    bool
 	began   time.Duration
 	info    Info
+	lasts   []Last // by rank
 }
 
 // Done reports whether the all-reduce is done: its result is in its data.
@@ -154,6 +155,20 @@ func (c *Call) Done() bool { return c.done }
 
 // Info describes the all-reduce once it is done.
 func (c *Call) Info() Info { return c.info }
+
+// Lasts returns, by rank, for what of the all-reduce the others waited for it, once it is done.
+func (c *Call) Lasts() []Last { return c.lasts }
+
+// Last is what others waited for a rank, as the aggregators measured it.
+type Last struct {
+	Chunks  int           // on which it was the last
+	Blocked time.Duration // how long all others had waited for it, in the chunk where that was longest
+}
+
+func (l *Last) add(m Last) {
+	l.Chunks += m.Chunks
+	l.Blocked = max(l.Blocked, m.Blocked)
+}
 
 // tensorKey names a tensor. What one key means for float32 and for int32 has nothing to do with each other.
 type tensorKey struct {
@@ -606,6 +621,12 @@ func (e *Endpoint) finishRound(now time.Duration) {
 	i.Saturated += t.saturated
 	if !r.vec.scout {
 		c.count(t)
+		if c.lasts == nil {
+			c.lasts = make([]Last, e.cfg.Ranks)
+		}
+		for rank := range r.lasts {
+			c.lasts[rank].add(r.lasts[rank])
+		}
 	}
 	i.Spread = max(i.Spread, microseconds(t.spread))
 	if b := microseconds(t.blocked); b >= i.Blocked {
