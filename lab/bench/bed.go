@@ -488,9 +488,17 @@ func (r *bedRun) peers(job int) (peers []string) {
 	return peers
 }
 
-// sampleEvery is how often servers are asked for the slots that are open. An answer costs a server's agent as many reads of memory
-// as the job has slots there.
+// sampleEvery is how often servers are asked for the slots that are open, at most. An answer costs a server's agent about a
+// microsecond for each slot that the job has there; it is to take no more than a thousandth of the time.
 const sampleEvery = 250 * time.Millisecond
+
+func samplePeriod(jobs []lease) time.Duration {
+	var cost time.Duration
+	for _, job := range jobs {
+		cost += time.Duration(job.memory/xdp.SlotSize) * time.Microsecond
+	}
+	return max(sampleEvery, 1000*cost)
+}
 
 // sample looks at the open slots of jobs until ctx ends. The function that it returns waits for that, and returns the samples by job.
 func (r *bedRun) sample(ctx context.Context, jobs []lease) func() [][]results.Sample {
@@ -499,7 +507,7 @@ func (r *bedRun) sample(ctx context.Context, jobs []lease) func() [][]results.Sa
 	began := loop.Now()
 	go func() {
 		defer close(done)
-		tick := time.NewTicker(sampleEvery)
+		tick := time.NewTicker(samplePeriod(jobs))
 		defer tick.Stop()
 		for {
 			select {
@@ -515,7 +523,7 @@ func (r *bedRun) sample(ctx context.Context, jobs []lease) func() [][]results.Sa
 				for _, name := range job.servers {
 					reply, err := api.NewAgentClient(r.agents[name]).OpenSlots(ctx, &api.OpenSlotsRequest{Job: job.id})
 					if err != nil {
-						break // the end of ctx, or the server's, which is noticed elsewhere
+						return // the end of ctx, or the server's, which is noticed elsewhere
 					}
 					sample.Server += len(reply.Slots)
 				}
