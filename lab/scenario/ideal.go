@@ -257,19 +257,21 @@ func (s *Scenario) checkLag(job int, field string) error {
 const (
 	startTime  = 700 * time.Millisecond // of a run: processes, joining, leaving
 	torchTime  = 3 * time.Second        // that four workers with Gloo take longer for it, to load PyTorch
-	bucketTime = 2 * time.Millisecond   // of an all-reduce
+	roundTime  = 10 * time.Millisecond  // of a round
+	bucketTime = 400 * time.Microsecond // of an all-reduce
+	headers    = 1.1                    // what is sent, in multiples of the gradients
 )
 
 // Estimate returns about how long a run in a mode takes, warm-up included.
 func (s *Scenario) Estimate(seed uint64, m Mode) (longest time.Duration) {
 	for job := range s.Jobs {
-		factor := 1.1 // headers
+		factor := headers
 		if m.Reducer() != XAgg && m.Reducer() != ParameterServer {
 			factor *= max(1, 2*float64(s.Jobs[job].Ranks-1)/float64(s.Jobs[job].Ranks))
 		}
 		d := s.ideal(seed, job, m.Consistency(), factor)
-		each := time.Duration(len(d.turns)*len(d.buckets)) * bucketTime
-		longest = max(longest, d.timing().Span(0)+each)
+		rounds := time.Duration(len(d.turns))
+		longest = max(longest, d.timing().Span(0)+rounds*(roundTime+time.Duration(len(d.buckets))*bucketTime))
 	}
 	if m.Reducer() == Gloo {
 		longest += torchTime
