@@ -64,6 +64,9 @@ type seat struct {
 	fresh  bool          // it came back, and nobody is known to have begun that round yet
 	missed bool          // while it was away a plan was removed that it may need still
 	lost   error         // why it cannot take part any more, though it may be there
+	// allReduces is the number of the job's all-reduces before that round; returns is recovery.Restart's.
+	allReduces uint64
+	returns    []uint64
 
 	heard   hearing  // what it has told of its progress
 	counted counting // its packets at the switch

@@ -88,6 +88,7 @@ func TestJoinRefused(t *testing.T) {
 		"epoch 0":     {ready(func(r *api.Ready) { r.Epoch = 0 }), "epoch 0"},
 		"few ranks":   {ready(func(r *api.Ready) { r.Ranks = 1 }), "1 ranks"},
 		"many ranks":  {ready(func(r *api.Ready) { r.Ranks = 65 }), "65 ranks"},
+		"begun":       {ready(func(r *api.Ready) { r.AllReduces = 1 << 63 }), "9223372036854775808 all-reduces"},
 		"depth":       {ready(func(r *api.Ready) { r.Depth = 17 }), "depth of 17"},
 		"mode":        {ready(func(r *api.Ready) { r.Consistency = &api.Consistency{Mode: "lax"} }), `consistency "lax"`},
 		"no quorum":   {ready(func(r *api.Ready) { r.Consistency = &api.Consistency{Mode: "quorum", Rounds: 8} }), "quorum of 0"},
