@@ -13,6 +13,7 @@ import (
 
 	"xagg/api"
 	"xagg/recovery"
+	"xagg/wire"
 )
 
 const (
@@ -102,8 +103,9 @@ func (c *Controller) carryOut(ctx context.Context, j *job, meet *rendezvous, rec
 		switch bit := uint64(1) << rank; {
 		case rec.ranks&bit != 0:
 			s.epoch, s.missed = rec.epoch, false // nothing of an older one is left to do
+			s.fresh = wire.SerialLess(rec.plan.Round, s.round)
 		case rec.back&bit != 0 && rec.letsIn:
-			s.epoch, s.fresh = rec.epoch, true
+			s.epoch, s.fresh = rec.epoch, wire.SerialLess(rec.plan.Round, rec.plan.Return)
 			s.round, s.seq, s.allReduces, s.returns = rec.plan.Return, rec.plan.ReturnSeq, rec.plan.ReturnAllReduce, rec.plan.Returns
 			close(s.back)
 		}
