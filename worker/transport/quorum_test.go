@@ -70,15 +70,8 @@ func TestQuorumInts(t *testing.T) {
 				data[i] = int32(w.rng.Uint32()) >> 12
 				given[key][i] += int64(data[i])
 			}
-			c, err := k.BeginInt32(w.now, key, data)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return c
+			return w.ints(k, key, data)
 		}, w.lateness)
-		if w.err != nil {
-			t.Fatalf("seed %d: %v", seed, w.err)
-		}
 		w.sameRounds()
 		w.checkInfo(&late)
 		for _, k := range w.ranks {
@@ -155,15 +148,8 @@ func TestQuorumFloats(t *testing.T) {
 				given[i] += float64(data[i])
 			}
 			results[k.id] = append(results[k.id], data)
-			c, err := k.Begin(w.now, "w", data)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return c
+			return w.floats(k, "w", data)
 		}, w.lateness)
-		if w.err != nil {
-			t.Fatalf("seed %d: %v", seed, w.err)
-		}
 		w.sameRounds()
 		w.checkInfo(&late)
 		got := make([]float64, size)
@@ -213,11 +199,7 @@ func TestQuorumGoesOn(t *testing.T) {
 		const steps = 10
 		w.ranks[2].next = steps // it never does anything
 		w.run(steps, func(k *rank, step int) *Call {
-			c, err := k.BeginInt32(w.now, "k", make([]int32, 64*wire.MaxLanes))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return c
+			return w.ints(k, "k", make([]int32, 64*wire.MaxLanes))
 		}, func(*rank) time.Duration { return time.Microsecond })
 		if limit := steps * 100 * time.Millisecond; w.now > limit {
 			t.Errorf("steered %#x: %d steps took %v, want at most %v", steered, steps, w.now, limit)
@@ -237,12 +219,8 @@ func TestQuorumBehind(t *testing.T) {
 	w := newWorld(t, worldConfig{seed: 1, ranks: 3, servers: 1, depth: 1, chunks: 2, pool: 4,
 		plan: agg.ServerPlan{Quorum: 2, WaitUs: 100, Rounds: 4}})
 	w.ranks[1].awake = 2 * time.Second
-	w.run(12, func(k *rank, step int) *Call {
-		c, err := k.BeginInt32(w.now, "k", []int32{1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c
+	w.try(12, func(k *rank, step int) *Call {
+		return w.ints(k, "k", []int32{1})
 	}, func(*rank) time.Duration { return time.Microsecond })
 	var refused *RefusedError
 	if !errors.As(w.err, &refused) || refused.Reason != wire.ReasonStale || w.errRank != 1 {

@@ -190,8 +190,34 @@ func (w *world) put(from, to, home int, p *wire.Packet) {
 	}
 }
 
-// run lets every rank carry out steps, as far ahead as the depth allows, with a pause before each. begin begins one.
+// ints begins an all-reduce of a rank.
+func (w *world) ints(k *rank, key string, data []int32) *Call {
+	c, err := k.BeginInt32(w.now, key, data)
+	if err != nil {
+		w.Fatalf("seed %d: rank %d: %v", w.seed, k.id, err)
+	}
+	return c
+}
+
+// floats begins an all-reduce of a rank.
+func (w *world) floats(k *rank, key string, data []float32) *Call {
+	c, err := k.Begin(w.now, key, data)
+	if err != nil {
+		w.Fatalf("seed %d: rank %d: %v", w.seed, k.id, err)
+	}
+	return c
+}
+
+// run is try where nothing may go wrong.
 func (w *world) run(steps int, begin func(k *rank, step int) *Call, pause func(k *rank) time.Duration) {
+	w.Helper()
+	if w.try(steps, begin, pause); w.err != nil {
+		w.Fatalf("seed %d: rank %d: %v", w.seed, w.errRank, w.err)
+	}
+}
+
+// try lets every rank carry out steps, as far ahead as the depth allows, with a pause before each. begin begins one.
+func (w *world) try(steps int, begin func(k *rank, step int) *Call, pause func(k *rank) time.Duration) {
 	batch := make([][]byte, 0, 1)
 	for n := 0; w.err == nil; n++ {
 		if n > 3_000_000 {
