@@ -1822,8 +1822,10 @@ type Ready struct {
 	ServiceMac    string                 `protobuf:"bytes,7,opt,name=service_mac,json=serviceMac,proto3" json:"service_mac,omitempty"`
 	Consistency   *Consistency           `protobuf:"bytes,8,opt,name=consistency,proto3" json:"consistency,omitempty"` // with its defaults filled in
 	Depth         uint32                 `protobuf:"varint,9,opt,name=depth,proto3" json:"depth,omitempty"`
-	Round         uint32                 `protobuf:"varint,10,opt,name=round,proto3" json:"round,omitempty"` // the first one that this worker takes part in: not 0 for one that comes back
-	Seq           uint32                 `protobuf:"varint,11,opt,name=seq,proto3" json:"seq,omitempty"`     // of that round's chunk 0
+	Round         uint32                 `protobuf:"varint,10,opt,name=round,proto3" json:"round,omitempty"`                             // the first one that this worker takes part in: not 0 for one that comes back
+	Seq           uint32                 `protobuf:"varint,11,opt,name=seq,proto3" json:"seq,omitempty"`                                 // of that round's chunk 0
+	AllReduces    uint64                 `protobuf:"varint,12,opt,name=all_reduces,json=allReduces,proto3" json:"all_reduces,omitempty"` // of the job that are before that round
+	Returns       []uint64               `protobuf:"varint,13,rep,packed,name=returns,proto3" json:"returns,omitempty"`                  // as in ResumeReply
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1933,6 +1935,20 @@ func (x *Ready) GetSeq() uint32 {
 		return x.Seq
 	}
 	return 0
+}
+
+func (x *Ready) GetAllReduces() uint64 {
+	if x != nil {
+		return x.AllReduces
+	}
+	return 0
+}
+
+func (x *Ready) GetReturns() []uint64 {
+	if x != nil {
+		return x.Returns
+	}
+	return nil
 }
 
 // Freeze tells a worker to stop sending and taking packets, and to call Frozen.
@@ -2055,11 +2071,13 @@ type FrozenRequest struct {
 	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
 	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"`
 	Recovery      uint64                 `protobuf:"varint,4,opt,name=recovery,proto3" json:"recovery,omitempty"`
-	First         uint32                 `protobuf:"varint,5,opt,name=first,proto3" json:"first,omitempty"`       // oldest unfinished round, or the next one to begin
-	Next          uint32                 `protobuf:"varint,6,opt,name=next,proto3" json:"next,omitempty"`         // the next round to begin
-	Boundary      uint32                 `protobuf:"varint,7,opt,name=boundary,proto3" json:"boundary,omitempty"` // the first round after all all-reduces that have begun
-	Seq           uint32                 `protobuf:"varint,8,opt,name=seq,proto3" json:"seq,omitempty"`           // the next one to be used
-	Rounds        []*Held                `protobuf:"bytes,9,rep,name=rounds,proto3" json:"rounds,omitempty"`      // every round from the oldest of which RESULTs are held to boundary, ascending
+	First         uint32                 `protobuf:"varint,5,opt,name=first,proto3" json:"first,omitempty"`                              // oldest unfinished round, or the next one to begin
+	Next          uint32                 `protobuf:"varint,6,opt,name=next,proto3" json:"next,omitempty"`                                // the next round to begin
+	Boundary      uint32                 `protobuf:"varint,7,opt,name=boundary,proto3" json:"boundary,omitempty"`                        // the first round after all all-reduces that have begun
+	Seq           uint32                 `protobuf:"varint,8,opt,name=seq,proto3" json:"seq,omitempty"`                                  // the next one to be used
+	Rounds        []*Held                `protobuf:"bytes,9,rep,name=rounds,proto3" json:"rounds,omitempty"`                             // every round from the oldest of which RESULTs are held to boundary, ascending
+	AllReduces    uint64                 `protobuf:"varint,10,opt,name=all_reduces,json=allReduces,proto3" json:"all_reduces,omitempty"` // of the job that are before boundary
+	Returns       []uint64               `protobuf:"varint,11,rep,packed,name=returns,proto3" json:"returns,omitempty"`                  // as in ResumeReply, as far as the worker knows
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2153,6 +2171,20 @@ func (x *FrozenRequest) GetSeq() uint32 {
 func (x *FrozenRequest) GetRounds() []*Held {
 	if x != nil {
 		return x.Rounds
+	}
+	return nil
+}
+
+func (x *FrozenRequest) GetAllReduces() uint64 {
+	if x != nil {
+		return x.AllReduces
+	}
+	return 0
+}
+
+func (x *FrozenRequest) GetReturns() []uint64 {
+	if x != nil {
+		return x.Returns
 	}
 	return nil
 }
@@ -2331,11 +2363,12 @@ func (x *HandOverRequest) GetResults() [][]byte {
 
 type ResumeReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Epoch         uint32                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`    // of every round that has missing chunks, and of those after it
-	Round         uint32                 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`    // of the first missing chunk, or the first round that nobody has begun
-	Seq           uint32                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`        // of the first missing chunk
-	Finals        []*Held                `protobuf:"bytes,4,rep,name=finals,proto3" json:"finals,omitempty"`   // from `round` on: chunks that have a RESULT; all others are missing
-	Results       [][]byte               `protobuf:"bytes,5,rep,name=results,proto3" json:"results,omitempty"` // RESULTs that this worker lacked
+	Epoch         uint32                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`            // of every round that has missing chunks, and of those after it
+	Round         uint32                 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`            // of the first missing chunk, or the first round that nobody has begun
+	Seq           uint32                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`                // of the first missing chunk
+	Finals        []*Held                `protobuf:"bytes,4,rep,name=finals,proto3" json:"finals,omitempty"`           // from `round` on: chunks that have a RESULT; all others are missing
+	Results       [][]byte               `protobuf:"bytes,5,rep,name=results,proto3" json:"results,omitempty"`         // RESULTs that this worker lacked
+	Returns       []uint64               `protobuf:"varint,6,rep,packed,name=returns,proto3" json:"returns,omitempty"` // numbers of the all-reduces that ranks came back for, ascending: there all forget their scales
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2401,6 +2434,13 @@ func (x *ResumeReply) GetFinals() []*Held {
 func (x *ResumeReply) GetResults() [][]byte {
 	if x != nil {
 		return x.Results
+	}
+	return nil
+}
+
+func (x *ResumeReply) GetReturns() []uint64 {
+	if x != nil {
+		return x.Returns
 	}
 	return nil
 }
@@ -3990,7 +4030,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\x05ready\x18\x01 \x01(\v2\x0e.xagg.v1.ReadyH\x00R\x05ready\x12&\n" +
 	"\x05abort\x18\x02 \x01(\v2\x0e.xagg.v1.AbortH\x00R\x05abort\x12)\n" +
 	"\x06freeze\x18\x03 \x01(\v2\x0f.xagg.v1.FreezeH\x00R\x06freezeB\a\n" +
-	"\x05event\"\xae\x02\n" +
+	"\x05event\"\xe9\x02\n" +
 	"\x05Ready\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x14\n" +
@@ -4006,14 +4046,17 @@ const file_xagg_proto_rawDesc = "" +
 	"\x05depth\x18\t \x01(\rR\x05depth\x12\x14\n" +
 	"\x05round\x18\n" +
 	" \x01(\rR\x05round\x12\x10\n" +
-	"\x03seq\x18\v \x01(\rR\x03seq\"<\n" +
+	"\x03seq\x18\v \x01(\rR\x03seq\x12\x1f\n" +
+	"\vall_reduces\x18\f \x01(\x04R\n" +
+	"allReduces\x12\x18\n" +
+	"\areturns\x18\r \x03(\x04R\areturns\"<\n" +
 	"\x06Freeze\x12\x1a\n" +
 	"\brecovery\x18\x01 \x01(\x04R\brecovery\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"H\n" +
 	"\x04Held\x12\x14\n" +
 	"\x05round\x18\x01 \x01(\rR\x05round\x12\x16\n" +
 	"\x06chunks\x18\x02 \x01(\rR\x06chunks\x12\x12\n" +
-	"\x04held\x18\x03 \x03(\x04R\x04held\"\xe0\x01\n" +
+	"\x04held\x18\x03 \x03(\x04R\x04held\"\x9b\x02\n" +
 	"\rFrozenRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
@@ -4023,7 +4066,11 @@ const file_xagg_proto_rawDesc = "" +
 	"\x04next\x18\x06 \x01(\rR\x04next\x12\x1a\n" +
 	"\bboundary\x18\a \x01(\rR\bboundary\x12\x10\n" +
 	"\x03seq\x18\b \x01(\rR\x03seq\x12%\n" +
-	"\x06rounds\x18\t \x03(\v2\r.xagg.v1.HeldR\x06rounds\"5\n" +
+	"\x06rounds\x18\t \x03(\v2\r.xagg.v1.HeldR\x06rounds\x12\x1f\n" +
+	"\vall_reduces\x18\n" +
+	" \x01(\x04R\n" +
+	"allReduces\x12\x18\n" +
+	"\areturns\x18\v \x03(\x04R\areturns\"5\n" +
 	"\aChunkID\x12\x14\n" +
 	"\x05round\x18\x01 \x01(\rR\x05round\x12\x14\n" +
 	"\x05chunk\x18\x02 \x01(\rR\x05chunk\"<\n" +
@@ -4034,13 +4081,14 @@ const file_xagg_proto_rawDesc = "" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
 	"\x02id\x18\x03 \x01(\rR\x02id\x12\x1a\n" +
 	"\brecovery\x18\x04 \x01(\x04R\brecovery\x12\x18\n" +
-	"\aresults\x18\x05 \x03(\fR\aresults\"\x8c\x01\n" +
+	"\aresults\x18\x05 \x03(\fR\aresults\"\xa6\x01\n" +
 	"\vResumeReply\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x14\n" +
 	"\x05round\x18\x02 \x01(\rR\x05round\x12\x10\n" +
 	"\x03seq\x18\x03 \x01(\rR\x03seq\x12%\n" +
 	"\x06finals\x18\x04 \x03(\v2\r.xagg.v1.HeldR\x06finals\x12\x18\n" +
-	"\aresults\x18\x05 \x03(\fR\aresults\"\x1e\n" +
+	"\aresults\x18\x05 \x03(\fR\aresults\x12\x18\n" +
+	"\areturns\x18\x06 \x03(\x04R\areturns\"\x1e\n" +
 	"\n" +
 	"WhyRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\"\xce\x01\n" +

@@ -91,7 +91,7 @@ func (s *station) recover(number uint64) {
 	deaf := s.deaf
 	req := &api.FrozenRequest{
 		Job: s.job, Rank: s.n, Id: s.id, Recovery: number, First: s.req.First, Next: s.req.Next, Boundary: s.req.Boundary,
-		Seq: s.req.Seq, Rounds: s.req.Rounds,
+		Seq: s.req.Seq, AllReduces: s.req.AllReduces, Returns: s.req.Returns, Rounds: s.req.Rounds,
 	}
 	damage := s.damage
 	s.mu.Unlock()
@@ -390,6 +390,7 @@ func TestQuorumGoesOn(t *testing.T) {
 	for i, s := range stations[:2] {
 		s.mu.Lock()
 		s.req.First, s.req.Next, s.req.Boundary, s.req.Seq = 3, uint32(3+i), uint32(4+i), uint32(10+i)
+		s.req.AllReduces, s.req.Returns = uint64(2+i), []uint64{uint64(7 * i)} // all have begun number 0
 		s.hold(0b11, 2, 1, 0)
 		s.hold(0b11, 3, 1)
 		if i == 1 {
@@ -402,11 +403,12 @@ func TestQuorumGoesOn(t *testing.T) {
 	}
 	back := r.join("q", 2, "d")
 	ready := back.ready()
-	if ready.Epoch != 3 || ready.Round != 5 || ready.Seq != 14 || ready.Job != job.Id {
+	if ready.Epoch != 3 || ready.Round != 5 || ready.Seq != 14 || ready.Job != job.Id || ready.AllReduces != 3 ||
+		!slices.Equal(ready.Returns, []uint64{3, 7}) {
 		t.Errorf("rank 2 comes back with %v", ready)
 	}
 	for _, reply := range r.replies(stations[:2]) {
-		if reply.Epoch != 3 || reply.Round != 3 || reply.Seq != 11 || len(reply.Finals) != 2 {
+		if reply.Epoch != 3 || reply.Round != 3 || reply.Seq != 11 || len(reply.Finals) != 2 || !slices.Equal(reply.Returns, []uint64{3, 7}) {
 			t.Errorf("resumes with %v", reply)
 		}
 	}
@@ -438,6 +440,42 @@ func TestQuorumGoesOn(t *testing.T) {
 	if a := back.aborted(); !strings.Contains(a.Reason, "rank 1 on host w1 went away without leaving, and without it and rank 0 fewer than 2") ||
 		!slices.Equal(a.Ranks, []uint32{0, 1}) {
 		t.Errorf("aborted with %v", a)
+	}
+}
+
+// TestReturnWaits: a rank is not let in while the all-reduce under way has more rounds to come than servers keep.
+func TestReturnWaits(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	job := r.quorumOfThree()
+	stations := r.serveAll(job, nil)
+	boundary := func(rounds uint32) {
+		for _, s := range stations[:2] {
+			s.mu.Lock()
+			s.req.Next, s.req.Boundary, s.req.Seq, s.req.AllReduces, s.req.Rounds = 1, rounds, 1, 1, nil
+			for round := range rounds {
+				s.hold(0b011, round, 1)
+			}
+			s.mu.Unlock()
+		}
+	}
+	boundary(8) // and one more that the rank would begin
+	stations[2].cancel()
+	r.until("rank 2 is gone", func() bool { return r.job("q").Gone == 0b100 })
+	back := r.join("q", 2, "d")
+	for _, reply := range r.replies(stations[:2]) {
+		if reply.Epoch != 2 || len(reply.Returns) != 0 {
+			t.Errorf("resumes with %v", reply)
+		}
+	}
+	boundary(7)
+	if ready := back.ready(); ready.Epoch != 3 || ready.Round != 7 || ready.AllReduces != 1 {
+		t.Errorf("rank 2 comes back with %v", ready)
+	}
+	for _, reply := range r.replies(stations[:2]) {
+		if reply.Epoch != 3 || !slices.Equal(reply.Returns, []uint64{1}) {
+			t.Errorf("resumes with %v", reply)
+		}
 	}
 }
 

@@ -26,7 +26,8 @@ type recovering struct {
 	step   recoverStep
 	began  time.Time
 	ranks  uint64 // that take part: those that were there when it began
-	back   uint64 // ranks that come back with it
+	back   uint64 // ranks that want to come back with it, and
+	letsIn bool   // whether they can
 
 	states  map[int]recovery.State
 	plan    recovery.Plan

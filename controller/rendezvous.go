@@ -61,9 +61,12 @@ type seat struct {
 	back   chan struct{} // of a rank that came back: closed when it may go on
 	round  uint32        // that it began with: not 0 where it came back
 	seq    uint32        // of that round's chunk 0
-	fresh  bool          // it came back, and nobody is known to have begun that round yet
+	fresh  bool          // it came back, and the rounds before that one may not be over
 	missed bool          // while it was away a plan was removed that it may need still
 	lost   error         // why it cannot take part any more, though it may be there
+	// allReduces is the number of the job's all-reduces before that round; returns is recovery.Restart's.
+	allReduces uint64
+	returns    []uint64
 
 	heard   hearing  // what it has told of its progress
 	counted counting // its packets at the switch
@@ -141,18 +144,26 @@ func (r *rendezvous) recovers() {
 	}
 }
 
-// begins notes that a rank has all RESULTs of the rounds before one: then those rounds are over for all.
+// begins notes that a rank has all RESULTs of the rounds before one: then those rounds are over for all. It says nothing
+// of rounds before the one that it began with, unless those are over too.
 func (r *rendezvous) begins(rank int, round uint32) {
-	for other, s := range r.seats {
-		if s != nil && other != rank && !wire.SerialLess(round, s.round) {
+	older := r.seats[rank]
+	for _, s := range r.seats {
+		if s != nil && !older.fresh && wire.SerialLess(older.round, s.round) && !wire.SerialLess(round, s.round) {
 			s.fresh = false
 		}
 	}
 }
 
 // fresh returns the mask of ranks that came back and may not take part yet. A plan that was announced in the rounds that
-// they miss they would not hear of.
-func (r *rendezvous) fresh() uint64 { return r.mask(func(s *seat) bool { return s.fresh && !s.deaf }) }
+// they miss they would not hear of. Where nobody is there who began earlier nobody needs those rounds.
+func (r *rendezvous) fresh() uint64 {
+	return r.mask(func(s *seat) bool {
+		return s.fresh && !s.deaf && slices.ContainsFunc(r.seats, func(older *seat) bool {
+			return older != nil && !older.deaf && wire.SerialLess(older.round, s.round)
+		})
+	})
+}
 
 // ended reports whether nobody can join any more.
 func (r *rendezvous) ended() bool { return r.state == stateFinished || r.state == stateAborted }

@@ -725,9 +725,12 @@ func TestRestartKnowsWhoIsGone(t *testing.T) {
 		for n := range uint32(2) {
 			k := r.back("q", n, job.Id)
 			k.ready()
-			stations[n] = k.serve(job.Id, nil)
+			stations[n] = k.serve(job.Id, func(s *station) { // it is in round 0
+				s.req.Next, s.req.Boundary, s.req.Seq, s.req.AllReduces = 1, 1, 1, 1
+				s.hold(0b011, 0, 1)
+			})
 		}
-		if ready := r.join("q", 2, "d").ready(); ready.Job != job.Id || ready.Epoch != 3 {
+		if ready := r.join("q", 2, "d").ready(); ready.Job != job.Id || ready.Epoch != 3 || ready.Round != 1 {
 			t.Errorf("rank 2 comes back with %v", ready)
 		}
 		// It misses what the others are told of a change, until it takes part; a controller that is restarted knows.

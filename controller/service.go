@@ -400,6 +400,8 @@ func (c *Controller) readyEvent(l *listener) *api.Ready {
 		ServiceMac: c.cfg.Service.MAC.String(),
 		Round:      l.seat.round,
 		Seq:        l.seat.seq,
+		AllReduces: l.seat.allReduces,
+		Returns:    l.seat.returns,
 
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),

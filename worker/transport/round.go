@@ -97,9 +97,7 @@ func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) error 
 	case err != nil:
 		return err
 	case some:
-		r.number, r.header.Epoch = e.window.BeginPart(now, missing, c.silent)
-	case c.silent:
-		r.number, r.header.Epoch = e.window.Listen(now, r.chunks)
+		r.number, r.header.Epoch = e.window.BeginPart(now, missing)
 	default:
 		r.number, r.header.Epoch = e.window.Begin(now, r.chunks)
 	}
