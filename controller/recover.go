@@ -282,7 +282,7 @@ func (c *Controller) installRecovery(ctx context.Context, j *job, meet *rendezvo
 }
 
 // installed reports whether an owner has all that it wants, and the switch nothing else of it. What a server cannot be
-// rid of at the moment harms nobody.
+// rid of at the moment harms nobody. Neither c.mu nor c.applying is held.
 func (c *Controller) installed(owner uint16) bool {
 	want := c.wanted(owner)
 	c.applying.Lock()
