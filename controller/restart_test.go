@@ -807,6 +807,7 @@ func TestPolicyAndState(t *testing.T) {
 	}
 
 	r.kill()
+	r.life.end() // nobody looks at the configuration any more
 	r.c.cfg.Policy = policy.Static{Mode: policy.ModeServer, Servers: []string{"s0"}}
 	r.restart()
 	check("another policy", "waits")
@@ -829,6 +830,7 @@ func TestPolicyAndState(t *testing.T) {
 	}
 
 	r.kill()
+	r.life.end() // nobody looks at the configuration any more
 	r.c.cfg.Servers = append(slices.Clone(r.c.cfg.Servers), Server{
 		Name: "s2", Agent: "s2:1", IP: netip.MustParseAddr("10.77.1.3"), MAC: MAC{2, 0x78, 0x61, 0, 1, 3}, Port: 67,
 	})
