@@ -227,31 +227,23 @@ func (d *schedule) timing() *Timing {
 }
 
 // lag returns by how many all-reduces a rank comes behind another at most, and which rank.
-func (d *schedule) lag() (all, rank int) {
+func (d *schedule) lag() (most, rank int) {
+	all := len(d.turns) * len(d.buckets)
+	ready := func(rank, n int) time.Duration { return d.turns[n/len(d.buckets)][rank].ready[n%len(d.buckets)] }
 	for late := range d.j.Ranks {
-		ahead := make([]int, d.j.Ranks) // rounds that each has begun at the time looked at
-		for round := range d.turns {
-			for bucket := range d.buckets {
-				t := d.turns[round][late].ready[bucket]
-				for other := range ahead {
-					for ahead[other] < len(d.turns) && d.turns[ahead[other]][other].ready[0] <= t {
-						ahead[other]++
-					}
-					if ahead[other]-1 < round {
-						continue
-					}
-					begun := (ahead[other] - 1) * len(d.buckets)
-					for b := 1; b < len(d.buckets) && d.turns[ahead[other]-1][other].ready[b] <= t; b++ {
-						begun++
-					}
-					if by := begun - round*len(d.buckets) - bucket; by > all {
-						all, rank = by, late
-					}
+		begun := make([]int, d.j.Ranks) // all-reduces that each has begun when the late one begins its own
+		for n := range all {
+			for other := range begun {
+				for begun[other] < all && ready(other, begun[other]) <= ready(late, n) {
+					begun[other]++
+				}
+				if by := begun[other] - 1 - n; by > most {
+					most, rank = by, late
 				}
 			}
 		}
 	}
-	return all, rank
+	return most, rank
 }
 
 // QuorumRounds returns how many rounds servers keep for the stragglers of a job with a quorum: what the scenario says, or twice as many as
