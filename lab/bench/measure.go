@@ -110,7 +110,7 @@ func summarize(s *scenario.Scenario, job int, ranks [][]loop.Round, ideal *scena
 		Name: s.Jobs[job].Name, Buckets: len(tensors.Buckets()), Values: tensors.Values(), IdealSpan: ideal.Span(s.Warmup).Seconds(),
 	}
 	begin, end := int64(0), int64(0)
-	skipped, any := make([][]int, len(ranks)), false
+	skipped, any := slices.Repeat([][]int{{}}, len(ranks)), false
 	for rank, rounds := range ranks {
 		rounds = rounds[s.Warmup:]
 		var comm, took, compute, floor []float64
