@@ -1,23 +1,16 @@
-//go:build !race
-
 package exchange
 
-// block is how many values addBlocks adds at a time.
-const block = 16
+import "golang.org/x/sys/cpu"
 
-// addBlocks adds so many blocks at y to those at x.
+// addVector adds n numbers at y to those at x, with AVX; n is a positive multiple of addStep.
 //
 //go:noescape
-func addBlocks(x, y *float32, blocks int)
+func addVector(x, y *float32, n int)
 
-// Add adds y to x, of the same length. SSE, which every such processor has, adds four values at a time.
-func Add(x, y []float32) {
-	y = y[:len(x)]
-	n := len(x) / block * block
-	if n > 0 {
-		addBlocks(&x[0], &y[0], n/block)
+// addStep is how many numbers addVector adds at a time; 0: it is not to be had.
+var addStep = func() int {
+	if cpu.X86.HasAVX {
+		return 32
 	}
-	for i := n; i < len(x); i++ {
-		x[i] += y[i]
-	}
-}
+	return 0
+}()

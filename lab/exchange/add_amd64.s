@@ -1,34 +1,27 @@
-//go:build !race
-
 #include "textflag.h"
 
-// func addBlocks(x, y *float32, blocks int)
-TEXT ·addBlocks(SB), NOSPLIT, $0-24
+// func addVector(x, y *float32, n int)
+TEXT ·addVector(SB), NOSPLIT, $0-24
 	MOVQ x+0(FP), DI
 	MOVQ y+8(FP), SI
-	MOVQ blocks+16(FP), CX
-	TESTQ CX, CX
-	JEQ done
+	MOVQ n+16(FP), CX
+
 loop:
-	MOVUPS 0(DI), X0
-	MOVUPS 16(DI), X1
-	MOVUPS 32(DI), X2
-	MOVUPS 48(DI), X3
-	MOVUPS 0(SI), X4
-	MOVUPS 16(SI), X5
-	MOVUPS 32(SI), X6
-	MOVUPS 48(SI), X7
-	ADDPS X4, X0
-	ADDPS X5, X1
-	ADDPS X6, X2
-	ADDPS X7, X3
-	MOVUPS X0, 0(DI)
-	MOVUPS X1, 16(DI)
-	MOVUPS X2, 32(DI)
-	MOVUPS X3, 48(DI)
-	ADDQ $64, DI
-	ADDQ $64, SI
-	DECQ CX
-	JNE loop
-done:
+	VMOVUPS (DI), Y0
+	VMOVUPS 32(DI), Y1
+	VMOVUPS 64(DI), Y2
+	VMOVUPS 96(DI), Y3
+	VADDPS  (SI), Y0, Y0
+	VADDPS  32(SI), Y1, Y1
+	VADDPS  64(SI), Y2, Y2
+	VADDPS  96(SI), Y3, Y3
+	VMOVUPS Y0, (DI)
+	VMOVUPS Y1, 32(DI)
+	VMOVUPS Y2, 64(DI)
+	VMOVUPS Y3, 96(DI)
+	ADDQ    $128, DI
+	ADDQ    $128, SI
+	SUBQ    $32, CX
+	JNZ     loop
+	VZEROUPPER
 	RET
