@@ -372,12 +372,25 @@ func (s *sender) send(ctx context.Context, until uint32) error {
 	return nil
 }
 
-// await waits until the last group but one is answered.
+// await waits until the next group may be sent, as load.bpf.c has it.
 func (s *sender) await(ctx context.Context) error {
+	t := s.run.traffic
+	each := uint64(0) // ranks
+	for rank := s.first; rank < t.ranks; rank += t.senders {
+		each++
+	}
+	size := uint64(t.group)
 	for {
+		var kernel loadSender
 		now, err := s.run.seen()
-		if err != nil || now.Results+uint64(s.run.traffic.group) >= s.group*uint64(s.run.traffic.group) {
+		if err == nil {
+			err = s.run.objects.Senders.Lookup(uint32(s.run.processor(s.first)), &kernel)
+		}
+		if err != nil {
 			return err
+		}
+		if now.Results+size >= s.group*size && (s.group+1)*size*each-kernel.Answered <= queueLength {
+			return nil
 		}
 		if err := ctx.Err(); err != nil {
 			return err
