@@ -26,6 +26,9 @@ const leaseRounds = 2
 // stalled is how long nothing may come back until a measurement is given up: something was lost.
 const stalled = 5 * time.Second
 
+// errStalled says that a measurement came to a halt. Nothing of it counts, it can be made again.
+var errStalled = errors.New("frames were lost")
+
 // xdpRun is one XDP server with its load, ready to be measured.
 type xdpRun struct {
 	link    *link
@@ -186,7 +189,7 @@ func (r *xdpRun) wait(ctx context.Context) error {
 		case now != last:
 			last, progress = now, time.Now()
 		case time.Since(progress) > stalled:
-			return fmt.Errorf("%d results of %d for %v: %w", now.Results, want, stalled, r.counted())
+			return fmt.Errorf("%w: %d results of %d for %v: %w", errStalled, now.Results, want, stalled, r.counted())
 		}
 		select {
 		case <-ctx.Done():
