@@ -12,6 +12,7 @@ import (
 func newBenchCommand(env *env) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure"}
 	cmd.AddCommand(newBenchLossCommand(env))
+	cmd.AddCommand(newBenchWorkerCommand(env), newBenchParameterServerCommand(env))
 	return cmd
 }
 

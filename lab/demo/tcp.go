@@ -106,8 +106,8 @@ func plainSum(set *grads.Set, step, ranks int) ([]float64, error) {
 
 // reduceTCP runs the server and the workers in this process, with their sockets in the hosts' namespaces.
 func (n *namespaces) reduceTCP(ctx context.Context, steps []int, take func(summed) error) error {
-	host, ranks, elems := n.topology.Others[0], len(n.topology.Workers), n.opts.Set.MaxLen()
-	server, err := tcp.NewServer(ranks, elems)
+	host, ranks := n.topology.Others[0], len(n.topology.Workers)
+	server, err := tcp.NewServer(n.planTCP(), 0, 1)
 	if err != nil {
 		return err
 	}
@@ -134,8 +134,13 @@ func (n *namespaces) reduceTCP(ctx context.Context, steps []int, take func(summe
 	return errors.Join(group.Wait(), n.bed.Dead())
 }
 
+// planTCP returns what the server and its workers sum: vectors of one length, one after the other.
+func (n *namespaces) planTCP() tcp.Plan {
+	return tcp.Plan{Ranks: len(n.topology.Workers), Buckets: []int{n.opts.Set.MaxLen()}}
+}
+
 func (n *namespaces) workerTCP(ctx context.Context, rank int, addr string, steps []int, take func(summed) error) error {
-	set, ranks, elems := n.opts.Set, len(n.topology.Workers), n.opts.Set.MaxLen()
+	set := n.opts.Set
 	var conn net.Conn
 	if err := n.bed.Hosts().Do(n.topology.Workers[rank].Name, func() (err error) {
 		conn, err = (&net.Dialer{Timeout: n.opts.Timeout}).Dial("tcp", addr) // not by name: no other goroutine opens the socket
@@ -143,12 +148,12 @@ func (n *namespaces) workerTCP(ctx context.Context, rank int, addr string, steps
 	}); err != nil {
 		return err
 	}
-	w, err := tcp.NewWorker(conn, rank, ranks, elems)
+	w, err := tcp.NewWorker([]net.Conn{conn}, rank, n.planTCP())
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	vector := make([]float32, elems)
+	vector := make([]float32, set.MaxLen())
 	for index, step := range steps {
 		x, err := set.Vector(step, rank)
 		if err != nil {
