@@ -13,6 +13,7 @@ func newBenchCommand(env *env) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure"}
 	cmd.AddCommand(newBenchLossCommand(env))
 	cmd.AddCommand(newBenchWorkerCommand(env), newBenchParameterServerCommand(env))
+	cmd.AddCommand(newBenchTrainCommand(env), newBenchTrainWorkerCommand(env))
 	return cmd
 }
 

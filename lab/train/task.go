@@ -16,8 +16,11 @@ const (
 	heldOut    = 2048
 )
 
-// Sizes are the widths of the layers of the network that is trained, input first: 2,648 parameters.
+// Sizes are the widths of the layers of the network that is trained, input first.
 var Sizes = []int{Inputs, 48, 32, Classes}
+
+// Parameters is how many that network has.
+const Parameters = 48*(Inputs+1) + 32*(48+1) + Classes*(32+1)
 
 // Task is a classification task that is generated from a seed: each class is a mixture of Gaussian clusters whose centres are drawn at
 // random, so that no plane separates the classes and no network can tell all samples apart.
