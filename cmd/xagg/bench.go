@@ -11,6 +11,7 @@ import (
 
 func newBenchCommand(env *env) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure"}
+	cmd.AddCommand(newBenchRunCommand(env), newBenchReportCommand(env))
 	cmd.AddCommand(newBenchLossCommand(env))
 	cmd.AddCommand(newBenchWorkerCommand(env), newBenchParameterServerCommand(env))
 	cmd.AddCommand(newBenchTrainCommand(env), newBenchTrainWorkerCommand(env))

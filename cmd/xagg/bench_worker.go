@@ -40,6 +40,9 @@ func newBenchWorkerCommand(env *env) *cobra.Command {
 tcp, and in the modes in which ranks talk to each other the addresses of all of them, in their order.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := needFlags(cmd, "scenario", "job", "rank", "mode", "ip"); err != nil {
+				return err
+			}
 			s, err := scenario.Load(file)
 			if err != nil {
 				return err
@@ -87,10 +90,17 @@ tcp, and in the modes in which ranks talk to each other the addresses of all of 
 	f.StringVar(&controller, "controller", "", "address of the controller: unix:PATH or HOST:PORT")
 	f.StringSliceVar(&peers, "peers", nil, "addresses (IP:PORT) of the parameter servers, or of all ranks")
 	f.DurationVar(&timeout, "timeout", worker.DefaultTimeout, "how long an all-reduce may take")
-	for _, name := range []string{"scenario", "job", "rank", "mode", "ip"} {
-		cmd.MarkFlagRequired(name)
-	}
 	return cmd
+}
+
+// needFlags returns an error if a flag was not given.
+func needFlags(cmd *cobra.Command, names ...string) error {
+	for _, name := range names {
+		if !cmd.Flags().Changed(name) {
+			return usagef("--%s is missing; see '%s --help'", name, cmd.CommandPath())
+		}
+	}
+	return nil
 }
 
 // connect returns the reducer of a mode.
@@ -121,7 +131,14 @@ func connect(ctx context.Context, env *env, cfg loop.Config, job string, addr ne
 		}
 		ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 		defer cancel()
-		return reducer.NewTCP(ctx, cfg, addr.AsSlice(), peers)
+		return reducer.NewTCP(ctx, cfg, addr, peers)
+	case scenario.Ring:
+		if want := cfg.Scenario.Jobs[cfg.Job].Ranks; len(peers) != want {
+			return nil, usagef("--peers: %d addresses, want those of all %d ranks", len(peers), want)
+		}
+		ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+		defer cancel()
+		return reducer.NewRing(ctx, cfg, peers)
 	default:
 		return nil, usagef("--mode %s: this program has no workers for %s", cfg.Mode, kind)
 	}
@@ -153,6 +170,9 @@ func newBenchParameterServerCommand(*env) *cobra.Command {
 have left.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := needFlags(cmd, "scenario", "job", "listen"); err != nil {
+				return err
+			}
 			s, err := scenario.Load(file)
 			if err != nil {
 				return err
@@ -180,8 +200,5 @@ have left.`,
 	f.StringVar(&listen, "listen", "", "address (IP:PORT) where workers connect")
 	f.IntVar(&server, "server", 0, "which of the job's servers this is, from 0")
 	f.IntVar(&servers, "servers", 1, "number of the job's servers")
-	for _, name := range []string{"scenario", "job", "listen"} {
-		cmd.MarkFlagRequired(name)
-	}
 	return cmd
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"xagg/lab/exchange"
 	"xagg/lab/tcp"
 	"xagg/worker/grads"
 )
@@ -135,8 +136,8 @@ func (n *namespaces) reduceTCP(ctx context.Context, steps []int, take func(summe
 }
 
 // planTCP returns what the server and its workers sum: vectors of one length, one after the other.
-func (n *namespaces) planTCP() tcp.Plan {
-	return tcp.Plan{Ranks: len(n.topology.Workers), Buckets: []int{n.opts.Set.MaxLen()}}
+func (n *namespaces) planTCP() exchange.Plan {
+	return exchange.Plan{Ranks: len(n.topology.Workers), Buckets: []int{n.opts.Set.MaxLen()}}
 }
 
 func (n *namespaces) workerTCP(ctx context.Context, rank int, addr string, steps []int, take func(summed) error) error {

@@ -156,6 +156,16 @@ func (l *Lab) Interface(string) string { return HostInterface }
 // PortInterface returns the name of the interface of a switch port.
 func (l *Lab) PortInterface(port int) string { return PortName(port) }
 
+// Wires returns the namespaces in the middle of links, by names that [Lab.Do] takes.
+func (l *Lab) Wires() (names []string) {
+	for _, h := range l.spec.Hosts {
+		if l.spaces[h.middle()] != nil {
+			names = append(names, h.middle())
+		}
+	}
+	return names
+}
+
 // Hosts returns the lab's hosts.
 func (l *Lab) Hosts() []Host { return l.spec.Hosts }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -45,17 +47,16 @@ func TestModes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, mode := range []scenario.Mode{"tcp", "switch", "server", "hybrid", "server/quorum", "hybrid/quorum", "server/async"} {
+	for _, mode := range []scenario.Mode{"tcp", "ring", "switch", "server", "hybrid", "server/quorum", "hybrid/quorum", "server/async"} {
 		t.Run(string(mode), func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
 			defer cancel()
-			run := runTCP
-			if mode.Reducer() == scenario.XAgg {
-				run = runXAgg
-			}
+			run := map[scenario.Reducer]func(context.Context, *scenario.Scenario, scenario.Mode, func(int, loop.Round) error) error{
+				scenario.ParameterServer: runTCP, scenario.Ring: runRing, scenario.XAgg: runXAgg,
+			}[mode.Reducer()]
 			rounds := map[int][]loop.Round{} // by rank
 			var mu sync.Mutex
-			if err := run(ctx, t, s, mode, func(rank int, r loop.Round) error {
+			if err := run(ctx, s, mode, func(rank int, r loop.Round) error {
 				mu.Lock()
 				defer mu.Unlock()
 				rounds[rank] = append(rounds[rank], r)
@@ -98,7 +99,7 @@ func check(t *testing.T, s *scenario.Scenario, mode scenario.Mode, rounds map[in
 }
 
 // runXAgg runs a job in the lab in memory.
-func runXAgg(ctx context.Context, t *testing.T, s *scenario.Scenario, mode scenario.Mode, take func(int, loop.Round) error) error {
+func runXAgg(ctx context.Context, s *scenario.Scenario, mode scenario.Mode, take func(int, loop.Round) error) error {
 	topology, err := lab.Star(s.Jobs[0].Ranks, 1)
 	if err != nil {
 		return err
@@ -118,7 +119,7 @@ func runXAgg(ctx context.Context, t *testing.T, s *scenario.Scenario, mode scena
 }
 
 // runTCP runs a job with two parameter servers on the loopback interface.
-func runTCP(ctx context.Context, t *testing.T, s *scenario.Scenario, mode scenario.Mode, take func(int, loop.Round) error) error {
+func runTCP(ctx context.Context, s *scenario.Scenario, mode scenario.Mode, take func(int, loop.Round) error) error {
 	const servers = 2
 	var addrs []string
 	var group errgroup.Group
@@ -135,8 +136,19 @@ func runTCP(ctx context.Context, t *testing.T, s *scenario.Scenario, mode scenar
 		group.Go(func() error { return server.Serve(lis) })
 	}
 	return errors.Join(each(ctx, s, mode, take, func(ctx context.Context, cfg loop.Config) (loop.Reducer, error) {
-		return reducer.NewTCP(ctx, cfg, net.IPv4(127, 0, 0, 1), addrs)
+		return reducer.NewTCP(ctx, cfg, netip.MustParseAddr("127.0.0.1"), addrs)
 	}), group.Wait())
+}
+
+// runRing runs a job in a ring on the loopback interface.
+func runRing(ctx context.Context, s *scenario.Scenario, mode scenario.Mode, take func(int, loop.Round) error) error {
+	var peers []string
+	for rank := range s.Jobs[0].Ranks { // loopback addresses of this process's own
+		peers = append(peers, fmt.Sprintf("127.%d.%d.%d:19871", os.Getpid()>>8&0xff, os.Getpid()&0xff, rank+1))
+	}
+	return each(ctx, s, mode, take, func(ctx context.Context, cfg loop.Config) (loop.Reducer, error) {
+		return reducer.NewRing(ctx, cfg, peers)
+	})
 }
 
 // each runs all ranks.

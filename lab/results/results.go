@@ -69,6 +69,9 @@ type Job struct {
 	// Floor is the communication time that no way of aggregating can beat under the consistency of the mode: what others compute
 	// longer, and the bytes of the gradients through the slowest link.
 	Floor [][]float64 `json:"floor"`
+	// Skipped are, by rank, the rounds of the above, ascending from 0, that a rank went through without computing anything, because
+	// it was behind: their times are none of a round, and left out of what is said of them. Empty if there are none.
+	Skipped [][]int `json:"skipped,omitempty"`
 	// Span is the time from the first rank's begin of the first measured round to the last rank's end of the last one; IdealSpan
 	// what it would be at the floor.
 	Span      float64 `json:"span"`
@@ -95,6 +98,7 @@ type Sample struct {
 // Usage is what a run cost, over its measured rounds.
 type Usage struct {
 	Seconds float64 `json:"seconds"` // of wall-clock time that the rest is about
+	Bytes   uint64  `json:"bytes"`   // of gradients that ranks had summed meanwhile, of all jobs
 	// CPU are seconds by role: "switch", "server", "workers", "controller", and "kernel" for what the machine was busy with beyond
 	// these processes and their NAPI threads.
 	CPU map[string]float64 `json:"cpu"`
@@ -104,11 +108,16 @@ type Usage struct {
 	Stolen   float64           `json:"stolen"`
 	Frames   map[string]uint64 `json:"frames"` // through the switch's ports, by the host at the other end: in and out
 	Partials uint64            `json:"partials"`
+	// Reasons are packets by what the switch, and each server by its name, has done with them.
+	Reasons map[string]map[string]uint64 `json:"reasons,omitempty"`
 }
 
 // MaxBusy is the share of time that a core may be busy before a run counts as limited by the machine instead of the
 // network.
 const MaxBusy = 0.8
 
+// MaxStolen is the share of time that the hypervisor may take from all cores together, likewise.
+const MaxStolen = 0.05
+
 // Limited reports whether the run was limited by the machine's cores, so that it carries no claim.
-func (u Usage) Limited() bool { return u.Busiest > MaxBusy || u.Stolen > 0.05 }
+func (u Usage) Limited() bool { return u.Busiest > MaxBusy || u.Stolen > MaxStolen }

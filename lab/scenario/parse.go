@@ -37,11 +37,11 @@ func Load(path string) (*Scenario, error) {
 	return Parse(path, src)
 }
 
-// Parse reads a scenario from YAML and fills in the defaults of its counts; name is the file's, for errors. An unknown
+// Parse reads a scenario from YAML and fills in what it does not say; name is the file's, for errors. An unknown
 // field, a wrong type and a wrong value are errors that begin with name, line and column.
 func Parse(name string, src []byte) (*Scenario, error) {
 	s := &Scenario{Servers: 1, Warmup: DefaultWarmup, Rounds: DefaultRounds}
-	if err := strictyaml.Decode(name, src, s, strictyaml.Text[Rate](), strictyaml.Text[Share]()); err != nil {
+	if err := strictyaml.Decode(name, src, s, strictyaml.Text[Rate](), strictyaml.Text[Share](), strictyaml.Durations()); err != nil {
 		return nil, err
 	}
 	for i := range s.Jobs {
@@ -68,7 +68,7 @@ func (s *Scenario) Validate() error {
 	case s.Servers < 1 || s.Servers > lab.MaxServers:
 		return fieldf("servers", "%d is outside 1..%d", s.Servers, lab.MaxServers)
 	case s.Warmup < 1 || s.Warmup > MaxRounds:
-		return fieldf("warmup", "%d is outside 1..%d; in the first round all wait for each other", s.Warmup, MaxRounds)
+		return fieldf("warmup", "%d is outside 1..%d: in the first round all wait for each other", s.Warmup, MaxRounds)
 	case s.Rounds < 1 || s.Rounds > MaxRounds:
 		return fieldf("rounds", "%d is outside 1..%d", s.Rounds, MaxRounds)
 	case len(s.Jobs) == 0:
@@ -112,7 +112,7 @@ func (s *Scenario) Validate() error {
 func checkRate(field string, rate Rate) error {
 	switch {
 	case rate == 0:
-		return fieldf(field, "is missing or 0bit; want the rate of a link, as in 40Mbit")
+		return fieldf(field, "is missing or zero; want the rate of a link, as in 40Mbit")
 	case rate > netns.MaxRate:
 		return fieldf(field, "%v is more than the %v that a link can have", rate, Rate(netns.MaxRate))
 	}
@@ -192,7 +192,7 @@ func (j *Job) checkCompute(field string) error {
 	field += ".compute"
 	switch {
 	case c.Mean <= 0 || c.Mean > MaxCompute:
-		return fieldf(field+".mean", "%v is outside 0s..%v, or missing", c.Mean, MaxCompute)
+		return fieldf(field+".mean", "%v is no time up to %v; want how long a rank computes, as in 40ms", c.Mean, MaxCompute)
 	case !(c.Jitter >= 0 && c.Jitter <= 3):
 		return fieldf(field+".jitter", "%g is outside 0..3", c.Jitter)
 	case !(c.Backward >= 0 && c.Backward <= 1):

@@ -62,8 +62,11 @@ func (v *Values) of(rank int) (vector []float32, at int) {
 	return vector, rank / len(v.vectors) * rankShift % len(vector)
 }
 
+// ValuesPeriod is after how many rounds values come again.
+const ValuesPeriod = 3
+
 // scale returns what a round's values are multiplied by. A worker has room for three more bits than the round before had.
-func scale(round int) float32 { return [...]float32{1, 0.5, 0.25}[round%3] }
+func scale(round int) float32 { return [ValuesPeriod]float32{1, 0.5, 0.25}[round%ValuesPeriod] }
 
 // Fill sets dst to a rank's values of a round from offset on.
 func (v *Values) Fill(dst []float32, rank, round, offset int) {

@@ -8,6 +8,8 @@ import (
 	"net"
 	"slices"
 	"sync"
+
+	"xagg/lab/exchange"
 )
 
 const (
@@ -24,7 +26,7 @@ const (
 // The values of a round, one bucket's share after the other, are one sequence, and so are those of all rounds. A position in it is
 // all that has to be known of a worker: it has sent everything before. What all have sent is summed.
 type Server struct {
-	plan            Plan
+	plan            exchange.Plan
 	server, servers int
 	size            int   // values of a round
 	bounds          []int // positions in a round up to which sums are sent back, ascending
@@ -50,8 +52,8 @@ type lock struct {
 }
 
 // NewServer returns the given one of a job's servers, from 0.
-func NewServer(plan Plan, server, servers int) (*Server, error) {
-	if err := plan.check(); err != nil {
+func NewServer(plan exchange.Plan, server, servers int) (*Server, error) {
+	if err := plan.Check(); err != nil {
 		return nil, fmt.Errorf("make TCP aggregator: %w", err)
 	}
 	if server < 0 || server >= servers {
@@ -62,7 +64,7 @@ func NewServer(plan Plan, server, servers int) (*Server, error) {
 		end: math.MaxInt64,
 	}
 	s.changed.L = &s.mu
-	for _, share := range plan.share(server, servers) {
+	for _, share := range share(plan, server, servers) {
 		for n := share[1] - share[0]; n > 0; n -= grain {
 			s.size += min(n, grain)
 			s.bounds = append(s.bounds, s.size)
@@ -128,25 +130,14 @@ func (s *Server) close() {
 
 // welcome reads a worker's first words.
 func (s *Server) welcome(c net.Conn) error {
-	var h [1]hello
-	if _, err := io.ReadFull(c, bytesOf(h[:])); err != nil {
+	rank, err := exchange.ReadHello(c, s.plan, uint32(s.server), uint32(s.servers))
+	if err != nil {
 		return err
 	}
-	got, want := h[0], s.plan.hello(int(h[0].rank), s.server, s.servers)
-	switch {
-	case got.magic != magic:
-		return fmt.Errorf("it begins with %#x instead of %#x: no worker, or of another byte order", got.magic, magic)
-	case got.ranks != want.ranks || got.rank >= want.ranks:
-		return fmt.Errorf("it is rank %d of %d, but this job has %d ranks", got.rank, got.ranks, want.ranks)
-	case got.server != want.server || got.servers != want.servers:
-		return fmt.Errorf("it takes this for server %d of %d, but this is server %d of %d", got.server, got.servers, want.server, want.servers)
-	case got != want:
-		return fmt.Errorf("it has %d buckets of %d values in all, but this job has %d of %d, or others", got.buckets, got.values, want.buckets,
-			want.values)
-	case s.conns[got.rank] != nil:
-		return fmt.Errorf("rank %d is there already", got.rank)
+	if s.conns[rank] != nil {
+		return fmt.Errorf("rank %d is there already", rank)
 	}
-	s.conns[got.rank] = c
+	s.conns[rank] = c
 	return nil
 }
 
@@ -160,7 +151,7 @@ var (
 // read takes a worker's values until it closes the connection between two rounds.
 func (s *Server) read(rank int, c net.Conn) error {
 	buf := make([]float32, readSize)
-	b := bytesOf(buf)
+	b := exchange.Bytes(buf)
 	for at, have := int64(0), 0; ; {
 		n, err := c.Read(b[have:])
 		have += n
@@ -226,7 +217,7 @@ func (s *Server) add(round, from int, values []float32) {
 		l.Lock()
 		// Each worker's values come in their order, so that those that nobody has sent yet are at the end.
 		old := min(l.made-at, n)
-		add(sum[:old], values[:old])
+		exchange.Add(sum[:old], values[:old])
 		copy(sum[old:n], values[old:n])
 		l.made = max(l.made, at+n)
 		if l.added += n; l.added == size*s.plan.Ranks {
@@ -261,25 +252,6 @@ func (s *Server) reached(rank int, at int64) {
 	}
 }
 
-// add adds y to x, of the same length.
-func add(x, y []float32) {
-	for len(x) >= 8 && len(y) >= 8 {
-		a, b := (*[8]float32)(x), (*[8]float32)(y)
-		a[0] += b[0]
-		a[1] += b[1]
-		a[2] += b[2]
-		a[3] += b[3]
-		a[4] += b[4]
-		a[5] += b[5]
-		a[6] += b[6]
-		a[7] += b[7]
-		x, y = x[8:], y[8:]
-	}
-	for i := range x {
-		x[i] += y[i]
-	}
-}
-
 // write sends sums to a worker until there will be no more.
 func (s *Server) write(c net.Conn) error {
 	for sent := int64(0); ; {
@@ -295,7 +267,7 @@ func (s *Server) write(c net.Conn) error {
 		for sent < to {
 			round, from := sent/int64(s.size)%2, sent%int64(s.size)
 			n := min(to-sent, int64(s.size)-from)
-			if _, err := c.Write(bytesOf(s.sums[round][from : from+n])); err != nil {
+			if _, err := c.Write(exchange.Bytes(s.sums[round][from : from+n])); err != nil {
 				return err
 			}
 			sent += n

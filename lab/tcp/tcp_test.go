@@ -12,10 +12,12 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"xagg/lab/exchange"
 )
 
 // start runs a job's servers and its workers on the loopback interface. wait waits until the servers have ended.
-func start(t testing.TB, plan Plan, servers int) (workers []*Worker, wait func() error) {
+func start(t testing.TB, plan exchange.Plan, servers int) (workers []*Worker, wait func() error) {
 	t.Helper()
 	var group errgroup.Group
 	var addrs []string
@@ -68,7 +70,7 @@ func TestAllReduce(t *testing.T) {
 		{2, 2, 4, []int{100}}, {3, 4, 4, []int{0, 0}},
 	} {
 		t.Run(fmt.Sprintf("%d ranks, %d servers, buckets %v", c.ranks, c.servers, c.buckets), func(t *testing.T) {
-			workers, wait := start(t, Plan{c.ranks, c.buckets}, c.servers)
+			workers, wait := start(t, exchange.Plan{Ranks: c.ranks, Buckets: c.buckets}, c.servers)
 			var group errgroup.Group
 			for rank, w := range workers {
 				group.Go(func() error { return train(t.Context(), w, rank, c.ranks, c.rounds, c.buckets) })
@@ -119,7 +121,7 @@ func train(ctx context.Context, w *Worker, rank, ranks, rounds int, buckets []in
 // TestStreams: results of early values come while late ones are not sent, and the next bucket does not wait for them.
 func TestStreams(t *testing.T) {
 	const n = 2 * grain
-	workers, _ := start(t, Plan{2, []int{n, 5}}, 1)
+	workers, _ := start(t, exchange.Plan{Ranks: 2, Buckets: []int{n, 5}}, 1)
 	first, whole := make([]float32, n), make([]float32, n)
 	for i := range whole {
 		first[i], whole[i] = 1, 2
@@ -129,12 +131,12 @@ func TestStreams(t *testing.T) {
 	}
 	// The other worker's first half, by its connection.
 	other := workers[1].peers[0]
-	if _, err := other.Write(bytesOf(whole[:n/2])); err != nil {
+	if _, err := other.Write(exchange.Bytes(whole[:n/2])); err != nil {
 		t.Fatal(err)
 	}
 	got := make([]float32, n/2)
 	for have := 0; have < 2*n; {
-		m, err := other.Read(bytesOf(got)[have:])
+		m, err := other.Read(exchange.Bytes(got)[have:])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,11 +149,11 @@ func TestStreams(t *testing.T) {
 
 // TestShare: servers have every value of every bucket once, and nearly the same number.
 func TestShare(t *testing.T) {
-	plan := Plan{1, []int{0, 1, 1023, 4096, 100_003, 5000, 5, 6, 7}}
+	plan := exchange.Plan{Ranks: 1, Buckets: []int{0, 1, 1023, 4096, 100_003, 5000, 5, 6, 7}}
 	for servers := 1; servers < 6; servers++ {
 		have := make([]int, len(plan.Buckets))
 		for server := range servers {
-			for b, share := range plan.share(server, servers) {
+			for b, share := range share(plan, server, servers) {
 				if share[0] < share[1] && share[0] != have[b] {
 					t.Errorf("%d servers: bucket %d goes on at %d instead of %d", servers, b, share[0], have[b])
 				}
@@ -166,7 +168,7 @@ func TestShare(t *testing.T) {
 
 // TestWorkerDies: a worker that goes away in the middle of a round ends it for all, with an error.
 func TestWorkerDies(t *testing.T) {
-	workers, wait := start(t, Plan{3, []int{4 * stripe}}, 1)
+	workers, wait := start(t, exchange.Plan{Ranks: 3, Buckets: []int{4 * stripe}}, 1)
 	var group errgroup.Group
 	for _, w := range workers[:2] {
 		group.Go(func() error { return w.AllReduce(t.Context(), make([]float32, 4*stripe)) })
@@ -185,7 +187,7 @@ func TestWorkerDies(t *testing.T) {
 
 // TestServerDies: a server that goes away ends the all-reduce at all servers.
 func TestServerDies(t *testing.T) {
-	workers, wait := start(t, Plan{2, []int{4 * least}}, 2)
+	workers, wait := start(t, exchange.Plan{Ranks: 2, Buckets: []int{4 * least}}, 2)
 	if err := workers[0].Start(0, make([]float32, 4*least)); err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +203,7 @@ func TestServerDies(t *testing.T) {
 
 // TestAhead: a worker that does not wait for results ends the job.
 func TestAhead(t *testing.T) {
-	workers, wait := start(t, Plan{2, []int{10}}, 1)
+	workers, wait := start(t, exchange.Plan{Ranks: 2, Buckets: []int{10}}, 1)
 	if _, err := workers[0].peers[0].Write(make([]byte, 44)); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +214,7 @@ func TestAhead(t *testing.T) {
 
 // TestDeadline: an all-reduce that waits for another worker ends with its context.
 func TestDeadline(t *testing.T) {
-	workers, _ := start(t, Plan{2, []int{1}}, 1)
+	workers, _ := start(t, exchange.Plan{Ranks: 2, Buckets: []int{1}}, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if err := workers[0].AllReduce(ctx, make([]float32, 1)); !errors.Is(err, context.DeadlineExceeded) {
@@ -222,7 +224,7 @@ func TestDeadline(t *testing.T) {
 
 // TestOrder: buckets are started in their order, and one at a time.
 func TestOrder(t *testing.T) {
-	workers, _ := start(t, Plan{2, []int{1, 2}}, 1)
+	workers, _ := start(t, exchange.Plan{Ranks: 2, Buckets: []int{1, 2}}, 1)
 	w := workers[0]
 	for _, c := range []struct {
 		bucket, n int
@@ -237,19 +239,13 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestRefused: workers that do not belong to the job.
+// TestRefused: workers that do not belong to the job, and jobs that cannot be.
 func TestRefused(t *testing.T) {
-	plan := Plan{2, []int{5}}
-	right := plan.hello(0, 0, 1)
-	for want, change := range map[string]func(*hello){
-		"no worker, or of another byte order":    func(h *hello) { h.magic = 0x67676178 },
-		"rank 2 of 2, but":                       func(h *hello) { h.rank = 2 },
-		"rank 0 of 3, but":                       func(h *hello) { h.ranks = 3 },
-		"takes this for server 0 of 2":           func(h *hello) { h.servers = 2 },
-		"1 buckets of 6 values in all, but this": func(h *hello) { *h = Plan{2, []int{6}}.hello(0, 0, 1) },
+	plan := exchange.Plan{Ranks: 2, Buckets: []int{5}}
+	for want, say := range map[string]exchange.Hello{
+		"rank 2 of 2, but":    exchange.NewHello(plan, 2, 0, 1),
+		"for another process": exchange.NewHello(plan, 0, 1, 2),
 	} {
-		say := right
-		change(&say)
 		s, err := NewServer(plan, 0, 1)
 		if err != nil {
 			t.Fatal(err)
@@ -263,7 +259,7 @@ func TestRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		if _, err := conn.Write(bytesOf([]hello{say})); err != nil {
+		if _, err := conn.Write(exchange.Bytes([]exchange.Hello{say})); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Serve(lis); err == nil || !strings.Contains(err.Error(), want) {
@@ -271,12 +267,9 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		plan            Plan
+		plan            exchange.Plan
 		server, servers int
-	}{
-		{Plan{0, []int{1}}, 0, 1}, {Plan{1, nil}, 0, 1}, {Plan{1, []int{-1}}, 0, 1}, {Plan{1, []int{maxValues, 1}}, 0, 1},
-		{Plan{1, []int{1}}, 1, 1}, {Plan{1, []int{1}}, -1, 1},
-	} {
+	}{{exchange.Plan{}, 0, 1}, {plan, 1, 1}, {plan, -1, 1}} {
 		if _, err := NewServer(c.plan, c.server, c.servers); err == nil {
 			t.Errorf("made %+v", c)
 		}
@@ -286,7 +279,7 @@ func TestRefused(t *testing.T) {
 // BenchmarkAllReduce is an all-reduce of 1 MiB by four workers over the loopback interface.
 func BenchmarkAllReduce(b *testing.B) {
 	const ranks, elems = 4, 1 << 18
-	workers, _ := start(b, Plan{ranks, []int{elems}}, 1)
+	workers, _ := start(b, exchange.Plan{Ranks: ranks, Buckets: []int{elems}}, 1)
 	b.SetBytes(4 * elems)
 	b.ResetTimer()
 	var group errgroup.Group
@@ -303,14 +296,5 @@ func BenchmarkAllReduce(b *testing.B) {
 	}
 	if err := group.Wait(); err != nil {
 		b.Fatal(err)
-	}
-}
-
-// BenchmarkAdd is the sum of a stripe.
-func BenchmarkAdd(b *testing.B) {
-	x, y := make([]float32, stripe), make([]float32, stripe)
-	b.SetBytes(4 * stripe)
-	for b.Loop() {
-		add(x, y)
 	}
 }

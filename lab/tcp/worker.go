@@ -7,6 +7,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"xagg/lab/exchange"
 )
 
 // writeSize is how many bytes are written at a time at most.
@@ -14,7 +16,7 @@ const writeSize = 256 << 10
 
 // Worker is a worker's end of a job. Its methods are called from one goroutine.
 type Worker struct {
-	plan  Plan
+	plan  exchange.Plan
 	next  int          // bucket to be started
 	under []*reduction // by bucket; nil = not under way
 	peers []*peer
@@ -54,17 +56,17 @@ var errClosed = errors.New("worker is closed")
 
 // NewWorker introduces a worker to a job's servers, in their order, at the other ends of conns, which the worker owns from now
 // on.
-func NewWorker(conns []net.Conn, rank int, plan Plan) (*Worker, error) {
+func NewWorker(conns []net.Conn, rank int, plan exchange.Plan) (*Worker, error) {
 	w := &Worker{plan: plan, under: make([]*reduction, len(plan.Buckets)), failed: make(chan struct{})}
 	for i, c := range conns {
-		if _, err := c.Write(bytesOf([]hello{plan.hello(rank, i, len(conns))})); err != nil {
+		if _, err := c.Write(exchange.Bytes([]exchange.Hello{exchange.NewHello(plan, rank, uint32(i), uint32(len(conns)))})); err != nil {
 			for _, c := range conns {
 				c.Close()
 			}
 			return nil, fmt.Errorf("introduce worker %d to the TCP aggregator at %v: %w", rank, c.RemoteAddr(), err)
 		}
 		p := &peer{
-			Conn: c, shares: plan.share(i, len(conns)),
+			Conn: c, shares: share(plan, i, len(conns)),
 			out: make(chan *part, len(plan.Buckets)), in: make(chan *part, len(plan.Buckets)),
 		}
 		p.progress.L = &p.mu
@@ -120,7 +122,7 @@ func (w *Worker) Start(bucket int, data []float32) error {
 	var peers []*peer
 	for _, p := range w.peers {
 		if s := p.shares[bucket]; s[0] < s[1] {
-			parts, peers = append(parts, &part{r, bytesOf(data[s[0]:s[1]])}), append(peers, p)
+			parts, peers = append(parts, &part{r, exchange.Bytes(data[s[0]:s[1]])}), append(peers, p)
 		}
 	}
 	if r.left = len(parts); r.left == 0 {

@@ -22,6 +22,8 @@ type Hosts interface {
 	Interface(host string) string
 	// PortInterface returns the name, in the switch's namespace, of the interface of one of its ports.
 	PortInterface(port int) string
+	// Wires returns the namespaces in the middle of links, by names that Do takes.
+	Wires() []string
 	// Path returns the file through which the namespace of a host can be entered.
 	Path(host string) string
 	// Do runs f in the namespace of a host. Goroutines that f starts are not in the namespace, sockets that it opens are.

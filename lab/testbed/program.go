@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // Program is a program that runs on a host for a while.
@@ -19,6 +20,8 @@ type Program struct {
 	Cmd *exec.Cmd
 	// Started, if set, is called with the process's number when it has started.
 	Started func(pid int)
+	// Ended, if set, is called with the CPU time that it has used when it has ended.
+	Ended func(used time.Duration)
 }
 
 // maxLine bounds a line of a program's output. The longest are those of a demo's worker with a quorum: the contributors of up to a
@@ -66,7 +69,11 @@ func (b *Testbed) Run(ctx context.Context, p Program, line func([]byte) error) e
 	if taken != nil {
 		child.Stop()
 	}
-	if err := child.Wait(); err != nil && taken == nil {
+	ended := child.Wait()
+	if p.Ended != nil {
+		p.Ended(child.CPUTime())
+	}
+	if err := ended; err != nil && taken == nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
