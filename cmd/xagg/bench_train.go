@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -71,6 +72,7 @@ process.`,
 				}
 				opts.Compute.Moving = &scenario.Moving{Every: every, Factor: factor}
 			}
+			opts.Command = append([]string{"xagg"}, os.Args[min(1, len(os.Args)):]...)
 			opts.Progress = func(format string, args ...any) { fmt.Fprintf(env.stderr, format+"\n", args...) }
 			opts.Log, _ = newLogger(env.stderr, "warn", cmd.Flag("log-format").Value.String())
 			if opts.Lab == "" {
@@ -112,15 +114,15 @@ process.`,
 	f.IntVar(&opts.Batch, "batch", 32, "samples of a rank's gradient")
 	f.Float64Var(&opts.Rate, "rate", 0.2, "of learning; a gradient counts rate / workers")
 	f.Float64Var(&opts.Skew, "skew", 0.5, "share of a rank's samples that are from classes of its own, 0 to 1")
-	f.IntVar(&opts.Every, "every", 5, "steps from one point of the curves to the next")
-	f.DurationVar(&opts.Compute.Mean, "compute", 8*time.Millisecond, "how long a rank computes in a step")
+	f.IntVar(&opts.Every, "every", 4, "steps from one point of the curves to the next")
+	f.DurationVar(&opts.Compute.Mean, "compute", 6*time.Millisecond, "how long a rank computes in a step")
 	f.StringArrayVar(&slow, "slow", []string{"3=2.5"}, "RANK=FACTOR: this rank computes longer; hybrid modes have a server sum it")
 	f.Float64Var(&opts.Compute.Jitter, "jitter", 0.1, "sigma of a lognormal factor of every computation")
 	f.StringVar(&moving, "moving", "", "ROUNDS=FACTOR: another rank, at random, computes longer after every so many rounds")
 	f.IntVar(&opts.Quorum, "quorum", 0, "ranks that are enough in quorum modes (default all but one)")
 	f.DurationVar(&opts.Wait, "wait", 2*time.Millisecond, "how long quorum modes wait for more ranks, from a chunk's first arrival")
 	f.Float64Var(&opts.Target, "target", 0, "loss on held-out samples to reach (default what the single process has after two thirds of its steps)")
-	f.IntVar(&opts.Seeds, "seeds", 3, "number of seeds: everything is repeated with each")
+	f.IntVar(&opts.Seeds, "seeds", 4, "number of seeds: everything is repeated with each")
 	f.Uint64Var(&opts.Seed, "seed", 1, "the first of them: of task, first parameters, batches and compute times")
 	f.StringVar(&opts.Lab, "lab", "", "netns (a process per rank, in network namespaces; needs root) or memory (one process); default: what the privileges allow")
 	f.StringVar(&opts.Switch, "switch", testbed.SwitchEngine, "engine (embedded) or simple_switch_grpc (must be installed; netns only)")

@@ -54,7 +54,17 @@ func (r *reference) result() Result {
 // target returns the loss on held-out samples after two thirds of the steps, rounded up to hundredths: the runs that do the same but for rounding
 // are to reach it at the same step.
 func (r *reference) target() float64 {
-	return math.Ceil(100*r.points[2*(len(r.points)-1)/3].Loss) / 100
+	return math.Ceil(100*smooth(r.points, 2*(len(r.points)-1)/3)) / 100
+}
+
+// reach returns the first point of a curve at which the loss is at most target, nil if there is none.
+func reach(points []Point, target float64) *Point {
+	for i := range points {
+		if smooth(points, i) <= target {
+			return &points[i]
+		}
+	}
+	return nil
 }
 
 // evaluate makes a result of the steps of all ranks. An error says what cannot be: ranks that should have the same parameters and do not, or
@@ -143,9 +153,14 @@ func (p *Plan) reached(steps [][]Step, n int) int64 {
 
 func seconds(from, to int64) float64 { return float64(max(to, from)-from) / 1e9 }
 
-// tail is the number of checkpoints, the end's included, whose mean is what a run comes to in the end: batches are small, and losses jump from
-// one checkpoint to the next.
+// tail is the number of points of a curve, the one that is asked for and those before it, whose mean is what is said of that point: batches are small, and
+// losses jump from one point to the next.
 const tail = 5
+
+// smooth returns the loss at a point of a curve.
+func smooth(points []Point, i int) float64 {
+	return meanOf(points[max(0, i+1-tail):i+1], func(p Point) float64 { return p.Loss })
+}
 
 // end fills in what the last points say.
 func (r *Result) end() {

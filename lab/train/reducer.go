@@ -5,6 +5,7 @@ import (
 	"net"
 
 	"xagg/api"
+	"xagg/lab/exchange"
 	"xagg/lab/tcp"
 	"xagg/worker"
 )
@@ -34,7 +35,7 @@ func (n network) Reduce(ctx context.Context, data []float32) (Outcome, error) {
 }
 
 // tcp returns what a parameter server and its workers agree on.
-func (p *Plan) tcp() tcp.Plan { return tcp.Plan{Ranks: p.Ranks, Buckets: []int{Parameters}} }
+func (p *Plan) tcp() exchange.Plan { return exchange.Plan{Ranks: p.Ranks, Buckets: []int{Parameters}} }
 
 // server sums by a parameter server over TCP.
 type server struct{ *tcp.Worker }

@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"xagg/lab/bench"
 	"xagg/lab/results"
 	"xagg/lab/scenario"
 )
@@ -62,11 +63,11 @@ type Result struct {
 	// Seconds is the time from the first rank's first computation until the parameters after all steps were there; that of the single
 	// process is the sum of the slowest rank's computations.
 	Seconds float64 `json:"seconds"`
-	// Loss, TrainLoss and Accuracy are those of Point, as a mean of the last five.
+	// Loss, TrainLoss and Accuracy are those of Point in the end, as a mean of the last five.
 	Loss      float64 `json:"loss"`
 	TrainLoss float64 `json:"train_loss"`
 	Accuracy  float64 `json:"accuracy"`
-	// Target is a loss on held-out samples, Reached the first checkpoint that has it; nil: none has.
+	// Target is a loss on held-out samples, Reached the first point whose mean with the four before it is not above; nil: none is.
 	Target    float64 `json:"target"`
 	Reached   *Point  `json:"reached,omitempty"`
 	Gradients int     `json:"gradients"` // that all ranks together have computed
@@ -117,10 +118,59 @@ type Summary struct {
 	MeanError       Spread  `json:"mean_error"`
 	Distance        float64 `json:"distance"`      // the largest of all runs
 	LossDistance    float64 `json:"loss_distance"` // likewise
-	// Worse is how much larger the loss is in the end than that of the single process with the same seed; Resolved says whether all
-	// seeds agree that it is larger, or smaller.
-	Worse    Spread `json:"worse"`
-	Resolved bool   `json:"resolved"`
+	// Worse is how much larger the loss is in the end than that of the single process with the same seed. Its mean lies within Interval of the
+	// truth with 95 % confidence, as far as seeds tell; Resolved says whether that leaves it on one side of zero, by more than rounding.
+	Worse    Spread  `json:"worse"`
+	Interval float64 `json:"interval"` // 0 = a single run says nothing
+	Resolved bool    `json:"resolved"`
+	// TimeRatio is the time to the target in multiples of that of a sync mode, StepsRatio the steps in multiples of the single process's:
+	// of the seeds where both have reached it.
+	TimeRatio  *Ratio `json:"time_ratio,omitempty"`
+	StepsRatio *Ratio `json:"steps_ratio,omitempty"`
+}
+
+// Ratio is a ratio to another mode, seed by seed, with its interval of 95 % confidence.
+type Ratio struct {
+	To    string  `json:"to"`
+	Ratio float64 `json:"ratio"`
+	Low   float64 `json:"low"`
+	High  float64 `json:"high"`
+	Pairs int     `json:"pairs"`
+	// Resolved says that the interval is no wider than results.DefaultLimit.
+	Resolved bool `json:"resolved"`
+}
+
+// ratio returns the ratio of what value says of a mode's runs to the same of another mode's runs with the same seeds; nil for fewer than two pairs, and of
+// a mode to itself.
+func (r *Report) ratio(name, to string, value func(*Point) float64) *Ratio {
+	if name == to {
+		return nil
+	}
+	base := map[uint64]float64{}
+	for _, run := range r.Runs {
+		if run.Name == to && run.Reached != nil {
+			base[run.Seed] = value(run.Reached)
+		}
+	}
+	var pairs []float64
+	for _, run := range r.Runs {
+		if run.Name == name && run.Reached != nil && base[run.Seed] > 0 && value(run.Reached) > 0 {
+			pairs = append(pairs, value(run.Reached)/base[run.Seed])
+		}
+	}
+	if len(pairs) < 2 {
+		return nil
+	}
+	e := results.Ratios(pairs)
+	return &Ratio{to, e.Ratio, e.Low, e.High, e.Pairs, e.Resolved(results.DefaultLimit)}
+}
+
+// text spells a ratio, after what it is of.
+func (r *Ratio) text(of string) string {
+	if !r.Resolved {
+		return fmt.Sprintf("%s %.2f times that of %s (%.2f to %.2f: not resolved)", of, r.Ratio, r.To, r.Low, r.High)
+	}
+	return fmt.Sprintf("%s %.2f times that of %s (%.2f to %.2f)", of, r.Ratio, r.To, r.Low, r.High)
 }
 
 // Spread is a mean over seeds, and the sample standard deviation.
@@ -151,7 +201,7 @@ var emulated = []string{
 func newReport(o *Options) *Report {
 	r := &Report{
 		SchemaVersion: SchemaVersion, Kind: "train",
-		Header: results.Header{Kind: "header", SchemaVersion: results.SchemaVersion, Time: time.Now().UTC(), Lab: o.Lab, Switch: o.Switch, Repeat: o.Seeds, Emulated: emulated},
+		Header: header(o),
 		Settings: Settings{
 			Plan: o.Plan, Seeds: o.Seeds, Quorum: o.Quorum, WaitSeconds: o.Wait.Seconds(), Target: o.Target, Lab: o.Lab,
 			OptimizerName: "stochastic gradient descent without momentum",
@@ -171,16 +221,37 @@ func newReport(o *Options) *Report {
 	return r
 }
 
+// header says where and how the runs are made.
+func header(o *Options) results.Header {
+	h := bench.Machine()
+	h.Kind, h.SchemaVersion, h.Time = "header", results.SchemaVersion, time.Now().UTC()
+	h.Command, h.Lab, h.Switch, h.Repeat, h.Emulated = o.Command, o.Lab, o.Switch, o.Seeds, emulated
+	for _, p := range o.plans(0) {
+		h.Modes = append(h.Modes, p.Name())
+	}
+	return h
+}
+
 // add adds a run, with the target of its seed.
 func (r *Report) add(res Result, target float64) {
-	res.Target = target
-	for i := range res.Points {
-		if res.Points[i].Loss <= target {
-			res.Reached = &res.Points[i]
-			break
+	res.Target, res.Reached = target, reach(res.Points, target)
+	r.Runs = append(r.Runs, res)
+}
+
+// baseline returns the sync mode whose times others are compared with: the first of this project's, which run over the same links in every
+// lab, or else the first of all.
+func (r *Report) baseline() string {
+	first := ""
+	for _, m := range r.Modes {
+		switch {
+		case !isSync(m.Mode):
+		case m.Mode.Reducer() == scenario.XAgg:
+			return m.Name
+		case first == "":
+			first = m.Name
 		}
 	}
-	r.Runs = append(r.Runs, res)
+	return first
 }
 
 // summarize makes the summaries of the runs.
@@ -196,11 +267,11 @@ func (r *Report) summarize() {
 			base[run.Seed] = run.Loss
 		}
 	}
+	sync := r.baseline()
 	for i := range r.Modes {
 		s := &r.Modes[i]
 		var runs, reached []Result
 		var worse []float64
-		larger, smaller := true, true
 		for _, run := range r.Runs {
 			switch {
 			case run.Name != s.Name:
@@ -212,9 +283,7 @@ func (r *Report) summarize() {
 				reached = append(reached, run)
 			}
 			runs = append(runs, run)
-			d := run.Loss - base[run.Seed]
-			worse = append(worse, d)
-			larger, smaller = larger && d > 0, smaller && d < 0
+			worse = append(worse, run.Loss-base[run.Seed])
 			s.Distance, s.LossDistance = max(s.Distance, run.Distance), max(s.LossDistance, run.LossDistance)
 		}
 		of := func(runs []Result, f func(*Result) float64) Spread {
@@ -235,9 +304,17 @@ func (r *Report) summarize() {
 		s.Skipped = of(runs, func(r *Result) float64 { return r.Skipped })
 		s.MeanError = of(runs, func(r *Result) float64 { return r.MeanError })
 		s.Worse = spread(worse)
-		s.Resolved = len(runs) > 1 && (larger || smaller)
+		if len(worse) > 1 {
+			_, s.Interval = results.Mean(worse)
+			s.Resolved = math.Abs(s.Worse.Mean) > s.Interval+rounding
+		}
+		s.TimeRatio = r.ratio(s.Name, sync, func(p *Point) float64 { return p.Seconds })
+		s.StepsRatio = r.ratio(s.Name, string(Single), func(p *Point) float64 { return float64(p.Step) })
 	}
 }
+
+// rounding is a difference of losses that says nothing: that of sums that were rounded differently.
+const rounding = 1e-5
 
 // WriteJSON writes the report as one JSON object.
 func (r *Report) WriteJSON(w io.Writer) error {
@@ -282,12 +359,12 @@ func (r *Report) WriteTable(w io.Writer) error {
 		}
 	}
 	fmt.Fprintln(w)
+	target := fmt.Sprintf("a loss of %g on held-out samples.", s.Target)
 	if s.Target == 0 {
-		fmt.Fprintln(w, "Target: the loss on held-out samples that the single process has after two thirds of its steps, seed by seed, rounded up to hundredths.")
-	} else {
-		fmt.Fprintf(w, "Target: a loss of %g on held-out samples.\n", s.Target)
+		target = "the loss on held-out samples that the single process has after two thirds of its steps, seed by seed, rounded up to hundredths."
 	}
-	fmt.Fprintf(w, "Final loss and accuracy are on held-out samples, the mean of the last %d points of the curve; ± is the standard deviation over seeds.\n", tail)
+	fmt.Fprintln(w, "Target:", target)
+	fmt.Fprintf(w, "Losses and accuracies are of held-out samples, at a point of the curve the mean of the %d points up to it; ± is the standard deviation over seeds.\n", tail)
 	for _, sentence := range r.Header.Emulated {
 		fmt.Fprintln(w, sentence)
 	}
@@ -322,17 +399,35 @@ func (s Spread) text(format string) string {
 
 // verdict says plainly what a mode did to the training.
 func (m *Summary) verdict() string {
-	switch {
-	case m.Mode == Single || m.Runs == 0:
+	if m.Mode == Single || m.Runs == 0 {
 		return ""
-	case isSync(m.Mode):
-		return fmt.Sprintf("the same training as in one process: parameters were never further apart than %.1e of their norm, losses than %.1e", m.Distance, m.LossDistance)
-	case !m.Resolved:
-		return fmt.Sprintf("in the end a loss %+.3f ± %.3f beside the single process: with %d seeds no difference is resolved", m.Worse.Mean, m.Worse.SD, m.Runs)
-	case m.Worse.Mean > 0:
-		return fmt.Sprintf("converges worse: in the end a loss %+.3f ± %.3f beside the single process, larger with every seed", m.Worse.Mean, m.Worse.SD)
 	}
-	return fmt.Sprintf("in the end a loss %+.3f ± %.3f beside the single process, smaller with every seed", m.Worse.Mean, m.Worse.SD)
+	if isSync(m.Mode) {
+		said := fmt.Sprintf("the same training as in one process: parameters were never further apart than %.1e of their norm, losses than %.1e", m.Distance, m.LossDistance)
+		if m.TimeRatio != nil {
+			said += "; " + m.TimeRatio.text("time to target")
+		}
+		return said
+	}
+	beside := fmt.Sprintf("in the end a loss %+.3f ± %.3f beside the single process (95 %% confidence)", m.Worse.Mean, m.Interval)
+	var said string
+	switch {
+	case m.Runs < 2:
+		said = fmt.Sprintf("in the end a loss %+.3f beside the single process: one seed says nothing", m.Worse.Mean)
+	case !m.Resolved:
+		said = beside + ": no difference is resolved"
+	case m.Worse.Mean > 0:
+		said = "converges worse: " + beside
+	default:
+		said = "converges better: " + beside
+	}
+	if m.StepsRatio != nil {
+		said += "; " + m.StepsRatio.text("steps to target")
+	}
+	if m.TimeRatio != nil {
+		said += "; " + m.TimeRatio.text("time")
+	}
+	return said
 }
 
 // Failed reports whether some run has failed.

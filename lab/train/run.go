@@ -47,6 +47,7 @@ type Options struct {
 	Lab          string          // LabNetns or LabMemory
 	Switch       string          // see testbed.Config
 	SimpleSwitch string          //
+	Command      []string        // for the report
 	Log          *slog.Logger
 	Progress     func(format string, args ...any)
 }

@@ -360,7 +360,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestReport: the summary is the mean over seeds, failed runs are left out, and a difference is only resolved where all seeds agree.
+// TestReport: the summary is the mean over seeds, failed runs are left out, and a difference is resolved where seeds agree about it.
 func TestReport(t *testing.T) {
 	opts := small(t)
 	r := newReport(&opts)
@@ -389,8 +389,9 @@ func TestReport(t *testing.T) {
 	for _, c := range []struct {
 		got, want any
 	}{
-		{len(r.Modes), 4}, {r.Modes[0].Mode, Single}, {r.Modes[2].Reached, 2}, {r.Modes[2].StepsToTarget.Mean, 20.}, {r.Modes[2].SecondsToTarget.Mean, 2.},
-		{r.Modes[2].Resolved, true}, {r.Modes[1].Resolved, false}, {r.Modes[3].Runs, 1}, {r.Modes[3].Failed, 1}, {r.Modes[3].Reached, 0}, {r.Failed(), true},
+		{len(r.Modes), 4}, {r.Modes[0].Mode, Single}, {r.Modes[2].Reached, 2}, {r.Modes[2].StepsToTarget.Mean, 50.}, {r.Modes[2].SecondsToTarget.Mean, 5.},
+		{r.Modes[2].Resolved, false}, {r.Modes[1].Resolved, false}, {r.Modes[3].Resolved, false}, {math.Round(100 * r.Modes[2].StepsRatio.Ratio), 125.},
+		{r.Modes[2].TimeRatio.Resolved, true}, {r.Modes[2].TimeRatio.To, "switch"}, {r.Modes[1].TimeRatio, (*Ratio)(nil)}, {r.Modes[3].StepsRatio, (*Ratio)(nil)}, {r.Modes[3].Runs, 1}, {r.Modes[3].Failed, 1}, {r.Modes[3].Reached, 0}, {r.Failed(), true},
 	} {
 		if c.got != c.want {
 			t.Errorf("got %v, want %v", c.got, c.want)
@@ -403,11 +404,16 @@ func TestReport(t *testing.T) {
 	if err := r.WriteTable(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"server/quorum: converges worse: in the end a loss +0.700 ± 0.141", "hybrid/quorum, seed 1: failed: a worker died", "- (0 of 1)",
+	for _, want := range []string{"server/quorum: in the end a loss +0.700 ± 1.271 beside the single process (95 % confidence): no difference is resolved",
+		"steps to target 1.25 times that of single (1.25 to 1.25)", "hybrid/quorum: in the end a loss +1.500 beside the single process: one seed says nothing", "hybrid/quorum, seed 1: failed: a worker died", "- (0 of 1)",
 		"switch: the same training as in one process"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, &text)
 		}
+	}
+	worse := Summary{Mode: "server/async", Runs: 3, Worse: Spread{Mean: 0.2}, Interval: 0.1, Resolved: true}
+	if said := worse.verdict(); said != "converges worse: in the end a loss +0.200 ± 0.100 beside the single process (95 % confidence)" {
+		t.Errorf("%q", said)
 	}
 	if err := r.WriteJSON(&raw); err != nil {
 		t.Fatal(err)
