@@ -48,8 +48,8 @@ compare = mkdir -p build/bench; status=0; \
 	./build/xagg bench report build/bench/$(2).jsonl -o markdown --out build/bench/$(2).md; \
 	echo "the report is build/bench/$(2).html, and build/bench/$(2).md"; exit $$status
 
-SCENARIOS ?= $(addprefix scenarios/,$(addsuffix .yaml,homogeneous slow-4 link-25 jitter moving))
-REPEAT ?= 3
+SCENARIOS ?= $(addprefix scenarios/,$(addsuffix .yaml,homogeneous slow-2 slow-4 link-25 jitter))
+REPEAT ?= 5
 
 .PHONY: bench
 bench: build ## compare ways of aggregating: five scenarios, six modes, ten minutes (needs root)
@@ -58,6 +58,10 @@ bench: build ## compare ways of aggregating: five scenarios, six modes, ten minu
 .PHONY: bench-full
 bench-full: build ## compare all ways of aggregating in all scenarios (needs root)
 	$(call compare,scenarios/*.yaml --modes all --repeat $(REPEAT),bench-full)
+
+.PHONY: bench-mininet
+bench-mininet: build ## the same five in Mininet, with each switch that is there (needs root and Debian's mininet)
+	/usr/bin/python3 bmv2/mininet/bench.py $(SCENARIOS) -- --repeat $(REPEAT)
 
 .PHONY: microbench
 microbench: ## run all benchmarks of the code

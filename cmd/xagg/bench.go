@@ -15,6 +15,7 @@ func newBenchCommand(env *env) *cobra.Command {
 	cmd.AddCommand(newBenchLossCommand(env))
 	cmd.AddCommand(newBenchWorkerCommand(env), newBenchParameterServerCommand(env))
 	cmd.AddCommand(newBenchTrainCommand(env), newBenchTrainWorkerCommand(env))
+	cmd.AddCommand(newBenchTopologyCommand(env))
 	return cmd
 }
 

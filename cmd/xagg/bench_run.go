@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -37,6 +38,8 @@ type benchRun struct {
 	repeat       int
 	rounds       int
 	sw, simple   string
+	hosts        string
+	existing     *testbed.Existing // of hosts; nil = a lab is made
 	timeLimit    time.Duration
 	scenarios    []*scenario.Scenario
 	texts        []string
@@ -81,6 +84,7 @@ which waits for nobody. Where a scenario does not allow a mode, or the machine l
 	f.BoolVar(&b.appendTo, "append", false, "add to the file if it is there")
 	f.BoolVar(&b.force, "force", false, "replace the file if it is there")
 	f.StringVar(&b.sw, "switch", testbed.SwitchEngine, "engine (embedded) or simple_switch_grpc (must be installed)")
+	f.StringVar(&b.hosts, "hosts", "", "JSON file with hosts and a switch that are there already, for one scenario (bmv2/mininet/bench.py makes them)")
 	f.StringVar(&b.simple, "simple-switch", "", "path of simple_switch_grpc (default: the one on the PATH)")
 	f.DurationVar(&b.timeLimit, "time-limit", 0, "refuse to begin what takes longer than this by the estimate (default: none)")
 	f.StringVarP(&b.output, "output", "o", "text", "what to print when all is over: text (a summary), jsonl (the results) or gobench (Go's benchmark format)")
@@ -94,7 +98,9 @@ var summaries = map[string]func(io.Writer, *results.File) error{
 		if err != nil {
 			return err
 		}
-		return report.Compare(a).WriteText(w)
+		d := report.Compare(a)
+		d.Sections = d.Sections[:1] // the answer; the rest is for who asks for the report
+		return d.WriteText(w)
 	},
 	"jsonl":   func(io.Writer, *results.File) error { return nil }, // written line by line as runs end
 	"gobench": func(w io.Writer, f *results.File) error { return report.WriteBenchmarks(w, f) },
@@ -105,7 +111,8 @@ func (b *benchRun) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	suite := &bench.Suite{Scenarios: b.scenarios, Modes: modes, Repeat: b.repeat, Missing: b.missing(ctx)}
+	versions, missing := bench.Libraries(ctx, modes)
+	suite := &bench.Suite{Scenarios: b.scenarios, Modes: modes, Repeat: b.repeat, Missing: b.missing(missing)}
 	steps := suite.Steps()
 	estimate := bench.Estimate(steps)
 	fmt.Fprintf(b.env.stderr, "%d scenarios, %d modes, %d repetitions: %s\n", len(b.scenarios), len(modes), b.repeat, spellSteps(steps, estimate))
@@ -126,8 +133,13 @@ func (b *benchRun) run(ctx context.Context) error {
 		out = io.MultiWriter(file, b.env.stdout)
 	}
 	suite.Header = b.header(modes)
+	maps.Copy(suite.Header.Versions, versions)
 	suite.Open = func(ctx context.Context, s *scenario.Scenario) (bench.Place, error) {
-		return bench.OpenBed(ctx, s, bench.BedConfig{Switch: b.sw, SimpleSwitch: b.simple, Modes: modes, Log: b.log})
+		cfg := bench.BedConfig{Switch: b.sw, SimpleSwitch: b.simple, Modes: modes, Log: b.log}
+		if b.existing != nil {
+			return bench.OpenExisting(ctx, s, b.existing, cfg)
+		}
+		return bench.OpenBed(ctx, s, cfg)
 	}
 	show := newBenchProgress(b.env.stderr, b.terminal, steps)
 	suite.Begins, suite.Took = show.begins, show.took
@@ -210,6 +222,15 @@ func (b *benchRun) check() (modes []scenario.Mode, err error) {
 			b.scenarios, b.texts = append(b.scenarios, s), append(b.texts, string(text))
 		}
 	}
+	if b.hosts != "" {
+		if len(b.scenarios) != 1 {
+			return nil, usagef("--hosts: want one scenario, which these hosts have the links of; there are %d", len(b.scenarios))
+		}
+		if b.existing, err = testbed.ReadExisting(b.hosts); err != nil {
+			return nil, err
+		}
+		b.sw = b.existing.Switch.Kind
+	}
 	if _, err := os.Stat(b.out); err == nil && !b.appendTo && !b.force {
 		return nil, usagef("--out %s: the file is there; say --append to add to it, --force to replace it, or name another", b.out)
 	}
@@ -245,10 +266,10 @@ func names(modes []scenario.Mode) (names []string) {
 	return names
 }
 
-// missing returns the function that says what the machine lacks for a mode.
-func (b *benchRun) missing(ctx context.Context) func(scenario.Mode) string {
+// missing returns the function that says what the machine lacks for a mode, beside what is known of some.
+func (b *benchRun) missing(known map[scenario.Mode]string) func(scenario.Mode) string {
 	var noSwitch string
-	if b.sw == testbed.SwitchSimpleSwitch {
+	if b.sw == testbed.SwitchSimpleSwitch && b.existing == nil {
 		if _, err := bmv2.FindSimpleSwitch(b.simple); err != nil {
 			noSwitch = err.Error() // all modes go through it
 		}
@@ -257,7 +278,7 @@ func (b *benchRun) missing(ctx context.Context) func(scenario.Mode) string {
 		if noSwitch != "" {
 			return noSwitch
 		}
-		return bench.Missing(ctx, m)
+		return known[m]
 	}
 }
 
@@ -287,6 +308,9 @@ func (b *benchRun) header(modes []scenario.Mode) results.Header {
 	h := bench.Machine()
 	h.Time, h.Command = time.Now(), b.command
 	h.Lab, h.Switch, h.Repeat = "netns", b.sw, b.repeat
+	if b.existing != nil {
+		h.Lab = b.existing.Lab
+	}
 	h.Emulated = bench.Emulated
 	h.Modes = names(modes)
 	for i, s := range b.scenarios {

@@ -375,8 +375,14 @@ func (r *bedRun) processes(ctx context.Context) error {
 	defer cancel()
 	var all []process
 	for job := range r.s.Jobs {
+		dir := filepath.Join(r.bed.bed.Hosts().Dir(), "job-"+r.s.Jobs[job].Name)
+		defer os.RemoveAll(dir)
+		ranks, err := r.ranks(job, dir)
+		if err != nil {
+			return err
+		}
 		all = append(all, r.parameterServers(job)...)
-		all = append(all, r.ranks(job)...)
+		all = append(all, ranks...)
 	}
 	var group sync.WaitGroup
 	var mu sync.Mutex
@@ -428,24 +434,41 @@ func (r *bedRun) parameterServers(job int) (all []process) {
 	return all
 }
 
-// ranks returns the workers of a job.
-func (r *bedRun) ranks(job int) (all []process) {
-	name := r.s.Jobs[job].Name
+// ranks returns the workers of a job. What they need of files is written to dir, which does not exist.
+func (r *bedRun) ranks(job int, dir string) (all []process, err error) {
+	programs := r.workerPrograms(job)
+	if library, ok := libraries[r.mode.Reducer()]; ok {
+		var hosts []string
+		for rank := range r.s.Jobs[job].Ranks {
+			hosts = append(hosts, r.host(job, rank).Name)
+		}
+		if programs, err = peerPrograms(library, dir, r.s, r.seed, job, r.bed.bed.Hosts(), hosts); err != nil {
+			return nil, err
+		}
+	}
+	for rank, program := range programs {
+		all = append(all, counted(&r.workers, process{
+			what:    fmt.Sprintf("job %s, rank %d", r.s.Jobs[job].Name, rank),
+			program: program,
+			line:    func(line []byte) error { return r.record.take(job, rank, line) },
+		}))
+	}
+	return all, nil
+}
+
+// workerPrograms returns the programs of a job's workers in modes for which this program has some.
+func (r *bedRun) workerPrograms(job int) (programs []testbed.Program) {
 	others := []string{"--controller", r.bed.bed.ControllerAddr()}
 	if r.mode.Reducer() != scenario.XAgg {
 		others = []string{"--peers", strings.Join(r.peers(job), ",")}
 	}
 	for rank := range r.s.Jobs[job].Ranks {
 		host := r.host(job, rank)
-		args := []string{"bench", "worker", "--scenario", r.file, "--seed", strconv.FormatUint(r.seed, 10), "--job", name,
+		args := []string{"bench", "worker", "--scenario", r.file, "--seed", strconv.FormatUint(r.seed, 10), "--job", r.s.Jobs[job].Name,
 			"--rank", strconv.Itoa(rank), "--mode", string(r.mode), "--ip", host.IP.String()}
-		all = append(all, counted(&r.workers, process{
-			what:    fmt.Sprintf("job %s, rank %d", name, rank),
-			program: testbed.Program{Name: host.Name, Host: host.Name, Args: append(args, others...)},
-			line:    func(line []byte) error { return r.record.take(job, rank, line) },
-		}))
+		programs = append(programs, testbed.Program{Name: host.Name, Host: host.Name, Args: append(args, others...)})
 	}
-	return all
+	return programs
 }
 
 func (r *bedRun) host(job, rank int) lab.Host { return r.topology.Workers[r.s.Host(job, rank)] }

@@ -80,7 +80,7 @@ func (s *Suite) Steps() []Step {
 
 // openTime is about how long it takes to make the place of a scenario and to remove it. Measured in a lab of network namespaces on
 // two cores; nothing depends on it but what people are told to expect.
-const openTime = 3 * time.Second
+const openTime = 1500 * time.Millisecond
 
 // Estimate returns about how long steps take.
 func Estimate(steps []Step) (sum time.Duration) {

@@ -166,20 +166,20 @@ func (d *schedule) async(r []turn, bucket int) {
 		for _, t := range d.turns[before] {
 			from, to = max(from, t.from[bucket]), max(to, t.to[bucket])
 		}
-	} else if len(d.turns) == 1 {
+	}
+	var scout time.Duration
+	if len(d.turns) == 1 {
 		for rank := range r {
-			begin, _ := d.send(r, rank, bucket)
-			from = max(from, begin)
+			scout = max(scout, r[rank].ready[bucket])
 		}
 	}
 	for rank := range r {
 		begin, end := d.send(r, rank, bucket)
-		if len(d.turns) == 1 {
-			begin, end = from, from+d.link[rank][bucket]
-		}
+		begin, end = max(begin, scout), max(end, scout+d.link[rank][bucket])
 		d.up[rank] = end
-		r[rank].from[bucket], r[rank].to[bucket] = max(begin, from), max(end, to)
-		d.receive(r, rank, bucket, max(begin, from), max(end, to))
+		begin, end = max(begin, from), max(end, to)
+		r[rank].from[bucket], r[rank].to[bucket] = begin, end
+		d.receive(r, rank, bucket, begin, end)
 	}
 }
 
@@ -236,7 +236,7 @@ func (s *Scenario) QuorumRounds(job int) int {
 	}
 	lag, _ := s.ideal(s.Seed, job, controller.ModeQuorum, 1).lag()
 	want := max(2*lag+len(j.Tensors.Buckets()), 8, 2*j.Depth)
-	return min(1<<bits.Len(uint(want)), controller.MaxRounds)
+	return min(1<<bits.Len(uint(want-1)), controller.MaxRounds) // the next power of two
 }
 
 // checkLag checks that servers can keep what a straggler of a job with a quorum asks for.
@@ -255,8 +255,9 @@ func (s *Scenario) checkLag(job int, field string) error {
 // What the modes need beside the gradients' bytes, for [Scenario.Estimate]. Measured in a lab of network namespaces on two
 // cores; nothing depends on them but what people are told to expect.
 const (
-	startTime  = 2 * time.Second      // of a run: processes, joining, leaving
-	bucketTime = 2 * time.Millisecond // of an all-reduce
+	startTime  = 700 * time.Millisecond // of a run: processes, joining, leaving
+	torchTime  = 3 * time.Second        // that four workers with Gloo take longer for it, to load PyTorch
+	bucketTime = 2 * time.Millisecond   // of an all-reduce
 )
 
 // Estimate returns about how long a run in a mode takes, warm-up included.
@@ -269,6 +270,9 @@ func (s *Scenario) Estimate(seed uint64, m Mode) (longest time.Duration) {
 		d := s.ideal(seed, job, m.Consistency(), factor)
 		each := time.Duration(len(d.turns)*len(d.buckets)) * bucketTime
 		longest = max(longest, d.timing().Span(0)+each)
+	}
+	if m.Reducer() == Gloo {
+		longest += torchTime
 	}
 	return startTime + longest
 }

@@ -81,11 +81,11 @@ func quantized(p Plan) (params [][]float32, exponents []int) {
 	return append(params, net.Params), exponents
 }
 
-// TestPitfall39: a gradient counts 1/N, once. Training through every sync mode is, bit by bit, what one process does that quantizes and sums by plain
+// TestSyncIsTheSingleProcess: a gradient counts 1/N, once. Training through every sync mode is, bit by bit, what one process does that quantizes and sums by plain
 // loops and divides by N; and it is what one process does that does not quantize, up to what quantization may change: each value of the mean of a
 // step is within half of 2^-exponent, and float32's own rounding, of the exact mean of the same gradients. So training follows the
 // single process.
-func TestPitfall39(t *testing.T) {
+func TestSyncIsTheSingleProcess(t *testing.T) {
 	opts := small(t, "switch", "server", "hybrid", "tcp")
 	if err := opts.validate(); err != nil {
 		t.Fatal(err)
