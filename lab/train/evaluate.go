@@ -22,8 +22,8 @@ type reference struct {
 	points []Point
 }
 
-// newReference trains the single process. p is a plan of the seed in any mode.
-func newReference(p Plan) *reference {
+// newReference trains the single process. p is a plan of the seed in any mode. It is an error of its options where that does not converge at all.
+func newReference(p Plan) (*reference, error) {
 	p.Mode, p.Staleness = Single, 0
 	r := &reference{
 		plan: p, task: NewTask(p.Seed, p.Ranks, p.Skew), net: NewNetwork(p.Seed, Sizes), params: map[int][]float32{},
@@ -32,7 +32,13 @@ func newReference(p Plan) *reference {
 		r.params[step] = params
 		r.points = append(r.points, r.point(step, seconds, params))
 	})
-	return r
+	for _, point := range r.points {
+		if !point.finite() {
+			return nil, usagef("rate of learning %g: training diverges in a single process already: after %d steps the loss is no number; choose a smaller rate",
+				p.Rate, point.Step)
+		}
+	}
+	return r, nil
 }
 
 // point evaluates parameters.
@@ -104,7 +110,7 @@ func (r *reference) evaluate(p Plan, steps [][]Step) (Result, error) {
 			continue
 		}
 		point := r.point(i, seconds(begin, p.reached(steps, i)), s.Params)
-		if !finite(point.Loss) || !finite(point.TrainLoss) {
+		if !point.finite() {
 			return res, fmt.Errorf("training diverges: after %d steps the loss is no number", i)
 		}
 		res.Points = append(res.Points, point)
@@ -193,7 +199,11 @@ func distance(x, y []float32, factor float64) float64 {
 	return math.Sqrt(off / norm)
 }
 
-func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+// finite reports whether the losses are numbers.
+func (p *Point) finite() bool {
+	sum := p.Loss + p.TrainLoss
+	return !math.IsNaN(sum) && !math.IsInf(sum, 0)
+}
 
 func mean(x []float64) float64 {
 	sum := 0.0

@@ -238,6 +238,16 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 	estimate := opts.Estimate()
 	runs := opts.Seeds * len(opts.plans(0))
 	opts.Progress("%d runs of %d steps on %d ranks; this takes about %v", runs, opts.Rounds, opts.Ranks, estimate.Round(time.Second))
+	var refs []*reference // by seed
+	for i := range opts.Seeds {
+		p := opts.Plan
+		p.Seed += uint64(i)
+		ref, err := newReference(p)
+		if err != nil {
+			return nil, err
+		}
+		refs = append(refs, ref)
+	}
 	report := newReport(&opts)
 	began := time.Now()
 	b, err := startLab(ctx, &opts)
@@ -251,9 +261,7 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 		if ctx.Err() != nil {
 			break
 		}
-		p := opts.Plan
-		p.Seed += uint64(i)
-		ref := newReference(p)
+		ref := refs[i]
 		target := cmp.Or(opts.Target, ref.target())
 		report.add(ref.result(), target)
 		for _, p := range opts.plans(i) {

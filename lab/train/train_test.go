@@ -91,7 +91,10 @@ func TestSyncIsTheSingleProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := start(t, &opts)
-	ref := newReference(opts.Plan)
+	ref, err := newReference(opts.Plan)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, p := range opts.plans(0) {
 		t.Run(p.Name(), func(t *testing.T) {
 			steps, err := workers(t.Context(), b, &opts, p)
@@ -314,7 +317,10 @@ func TestWork(t *testing.T) {
 			}
 		}
 	}
-	ref := newReference(p)
+	ref, err := newReference(p)
+	if err != nil {
+		t.Fatal(err)
+	}
 	res, err := ref.evaluate(p, steps)
 	if err != nil || res.Distance != 0 || len(res.Points) != 4 || res.Points[3].Loss != ref.points[3].Loss || res.Seconds < 0.072 {
 		t.Errorf("%+v, %v: want the curve of the single process", res, err)
@@ -431,6 +437,7 @@ func TestValidate(t *testing.T) {
 		"1 rounds: want 2":                     func(o *Options) { o.Rounds = 1 },
 		"batch of 0: want 1":                   func(o *Options) { o.Batch = 0 },
 		"rate of learning 0":                   func(o *Options) { o.Rate = 0 },
+		"diverges in a single process":         func(o *Options) { o.Rate = 100 },
 		"skew 1.5":                             func(o *Options) { o.Skew = 1.5 },
 		"checkpoint every 41 rounds: want 1":   func(o *Options) { o.Every = 41 },
 		"0 seeds":                              func(o *Options) { o.Seeds = 0 },
