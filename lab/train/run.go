@@ -269,15 +269,15 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 			if ctx.Err() != nil {
 				break
 			}
-			if err != nil {
-				run.Failed = err.Error()
-				opts.Progress("%s, seed %d: failed: %v", p.Name(), p.Seed, err)
-			}
-			report.add(run, target)
 			done++
 			left := time.Duration(float64(time.Since(began)) / float64(done) * float64(runs-done))
-			opts.Progress("%s, seed %d: %.2f s, loss %.3f, accuracy %.1f %%; run %d of %d, about %v left", p.Name(), p.Seed, run.Seconds,
-				run.Loss, 100*run.Accuracy, done, runs, left.Round(time.Second))
+			came := fmt.Sprintf("%.2f s, loss %.3f, accuracy %.1f %%", run.Seconds, run.Loss, 100*run.Accuracy)
+			if err != nil {
+				run.Failed = err.Error()
+				came = "failed: " + run.Failed
+			}
+			report.add(run, target)
+			opts.Progress("%s, seed %d: %s; run %d of %d, about %v left", p.Name(), p.Seed, came, done, runs, left.Round(time.Second))
 		}
 	}
 	report.Complete = done == runs
