@@ -13,7 +13,7 @@ const (
 	clusters   = 4    // of each class
 	separation = 1.25 // standard deviation of the clusters' centres, in those of the samples around them
 	trainSize  = 2048
-	heldOut    = 2048
+	heldOut    = 1024
 )
 
 // Sizes are the widths of the layers of the network that is trained, input first.

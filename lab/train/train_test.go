@@ -87,6 +87,7 @@ func quantized(p Plan) (params [][]float32, exponents []int) {
 // single process.
 func TestSyncIsTheSingleProcess(t *testing.T) {
 	opts := small(t, "switch", "server", "hybrid", "tcp")
+	opts.Rounds = 16
 	if err := opts.validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +169,7 @@ func start(t *testing.T, opts *Options) bed {
 // of the single process, and ranks that do not get the same results have the same parameters once they have been told everything.
 func TestPitfall40(t *testing.T) {
 	opts := small(t, "hybrid", "server/quorum", "hybrid/quorum", "server/async")
-	opts.Rounds, opts.Every = 80, 8
+	opts.Rounds, opts.Every = 60, 10
 	opts.Compute = scenario.Compute{Mean: 2 * time.Millisecond, Slow: map[int]float64{3: 3}, Jitter: 0.1}
 	opts.Wait = time.Millisecond
 	report, err := Run(t.Context(), opts)
@@ -345,7 +346,7 @@ func TestWork(t *testing.T) {
 // TestInterrupted: when its context ends a run ends soon, and the report has what was finished before.
 func TestInterrupted(t *testing.T) {
 	opts := small(t, "switch", "server", "hybrid")
-	opts.Every = 10
+	opts.Every = 20
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	opts.Progress = func(format string, args ...any) {
@@ -456,6 +457,7 @@ func TestValidate(t *testing.T) {
 		"staleness -1":                         func(o *Options) { o.Stalenesses = []int{-1} },
 	} {
 		opts := small(t, "switch")
+		opts.Every = 20
 		change(&opts)
 		if _, err := Run(t.Context(), opts); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
