@@ -23,31 +23,25 @@ func (r *span) find(chunk uint32) (seq uint32, ok bool) {
 	return r.seq + uint32(i), ok
 }
 
-// BeginPart is [Window.Begin], or with silent [Window.Listen], of a round of which some chunks have their RESULT already:
-// missing are the numbers of the others, ascending, perhaps none.
-func (w *Window) BeginPart(now time.Duration, missing []uint32, silent bool) (round uint32, epoch uint16) {
-	return w.start(now, uint32(len(missing)), append([]uint32{}, missing...), silent)
+// BeginPart is [Window.Begin] of a round of which some chunks have their RESULT already: missing are the numbers of the
+// others, ascending, perhaps none.
+func (w *Window) BeginPart(now time.Duration, missing []uint32) (round uint32, epoch uint16) {
+	return w.start(now, uint32(len(missing)), append([]uint32{}, missing...))
 }
 
-// Rest is what is left of a round that has begun.
-type Rest struct {
-	Missing []uint32 // the chunks without a RESULT, ascending
-	Silent  bool     // the round was begun by [Window.Listen]
-}
-
-// Restart goes on after a recovery (docs/protocol.md, "Recovery") under an epoch: rounds are the newest that have begun,
-// at most Depth and in their order, whose missing chunks are to be sent as if they had never been; all others have their
-// RESULT. seq is the first one's. What was announced before is forgotten.
-func (w *Window) Restart(now time.Duration, epoch uint16, seq uint32, rounds []Rest) {
-	if len(rounds) > w.cfg.Depth {
-		panic(fmt.Sprintf("agg: restart window: %d rounds at depth %d", len(rounds), w.cfg.Depth))
+// Restart goes on after a recovery (docs/protocol.md, "Recovery") under an epoch. missing has, for each of the newest rounds
+// that have begun, at most Depth and in their order, the chunks without a RESULT, ascending: they are to be sent as if they
+// had never been. seq is the first one's. What was announced before is forgotten.
+func (w *Window) Restart(now time.Duration, epoch uint16, seq uint32, missing [][]uint32) {
+	if len(missing) > w.cfg.Depth {
+		panic(fmt.Sprintf("agg: restart window: %d rounds at depth %d", len(missing), w.cfg.Depth))
 	}
 	w.epoch, w.next, w.base = epoch, epoch, seq
 	w.rounds, w.chunks, w.left = w.rounds[:0], w.chunks[:0], 0
 	w.flight, w.delivered, w.undo = 0, 0, 0
 	w.rest(now, seq)
-	for _, r := range rounds {
+	for _, ids := range missing {
 		// A round without a missing chunk stays: those that are Depth after it count from it.
-		w.add(now, uint32(len(r.Missing)), append([]uint32{}, r.Missing...), r.Silent)
+		w.add(uint32(len(ids)), append([]uint32{}, ids...))
 	}
 }

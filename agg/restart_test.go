@@ -51,7 +51,7 @@ func TestRestart(t *testing.T) {
 	}
 
 	// Chunks 0 and 2 of round 0 are final, and chunk 0 of round 1, which somebody else had.
-	w.Restart(2, 7, 20, []Rest{{Missing: []uint32{1, 3}}, {Missing: []uint32{1}}})
+	w.Restart(2, 7, 20, [][]uint32{{1, 3}, {1}})
 	if w.Done() || w.MayBegin() || w.Epoch() != 7 || w.NextRound() != 2 || w.NextSeq() != 23 {
 		t.Errorf("done %v, may begin %v, epoch %d, round %d, seq %d", w.Done(), w.MayBegin(), w.Epoch(), w.NextRound(), w.NextSeq())
 	}
@@ -86,33 +86,20 @@ func TestRestart(t *testing.T) {
 	expectSends(t, w, 6, "2/1 as 24")
 
 	// Everything is final but the last chunk of a round, which then begins in part.
-	w.Restart(7, 8, 40, []Rest{{}})
+	w.Restart(7, 8, 40, [][]uint32{nil})
 	if !w.Done() || !w.MayBegin() {
 		t.Errorf("done %v, may begin %v", w.Done(), w.MayBegin())
 	}
-	if round, epoch := w.BeginPart(7, []uint32{2}, false); round != 3 || epoch != 8 {
+	if round, epoch := w.BeginPart(7, []uint32{2}); round != 3 || epoch != 8 {
 		t.Errorf("round %d begins under epoch %d", round, epoch)
 	}
 	expectSends(t, w, 7, "3/2 as 40")
 	if e := resultFor(w, 8, 8, 3, 2, 0); e != EventResult || !w.Done() {
 		t.Errorf("%v, done %v", e, w.Done())
 	}
-	if round, _ := w.BeginPart(9, nil, false); round != 4 || !w.Done() {
+	if round, _ := w.BeginPart(9, nil); round != 4 || !w.Done() {
 		t.Errorf("round %d of nothing, done %v", round, w.Done())
 	}
 	w.Begin(9, 1)
 	expectSends(t, w, 9, "5/0 as 41")
-}
-
-// TestRestartSilently: what a rank only listened for it only listens for after a restart.
-func TestRestartSilently(t *testing.T) {
-	w := NewWindow(WindowConfig{Job: 1, Epoch: 5, Rank: 0, Ranks: 7, Pool: 4, Quorum: 2, Wait: time.Millisecond})
-	w.Listen(0, 3)
-	w.Restart(0, 6, 9, []Rest{{Missing: []uint32{0, 2}, Silent: true}})
-	expectSends(t, w, time.Millisecond)
-	h := &wire.Header{Type: wire.TypeResult, Job: 1, Epoch: 6, Chunk: 2, Contributors: 6}
-	if e := w.Handle(time.Millisecond, h); e != EventResult {
-		t.Error(e)
-	}
-	expectSends(t, w, time.Minute, "0/0 as 9")
 }

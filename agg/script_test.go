@@ -404,7 +404,7 @@ func (s *serverScript) run(cmd string, a *args) string {
 	return ""
 }
 
-// windowScript: window, begin, listen, next (all that is due), at, rto, epoch, result, ack, wait, nack, missing, stats.
+// windowScript: window, begin, next (all that is due), at, rto, epoch, result, ack, wait, nack, missing, stats.
 // t= sets the clock before the command.
 type windowScript struct {
 	*Window
@@ -429,9 +429,6 @@ func (s *windowScript) run(cmd string, a *args) string {
 			return "not yet\n"
 		}
 		round, epoch := s.Begin(s.now, chunks)
-		return fmt.Sprintf("round %d epoch %d\n", round, epoch)
-	case "listen":
-		round, epoch := s.Listen(s.now, uint32(a.num("chunks", 1)))
 		return fmt.Sprintf("round %d epoch %d\n", round, epoch)
 	case "at": // as if so many rounds and chunks had been before: a long job's counters
 		s.Window.round, s.base, s.chunks = uint32(a.num("round", 0)), uint32(a.num("seq", 0)), nil

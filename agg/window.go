@@ -106,7 +106,6 @@ type span struct {
 	left      uint32   // unfinished chunks
 	epoch     uint16
 	announced uint16 // by its chunk 0; 0 = nothing
-	silent    bool   // this rank has nothing to contribute
 	held      fifo   // async: chunks that were not added
 }
 
@@ -129,7 +128,7 @@ type chunk struct {
 	state chunkState
 	open  bool  // answered by a RESULT or an ACK: the chunk Pool after it is ready
 	sends uint8 // transmissions, saturating
-	alone bool  // nothing but the last transmission is without an answer
+	alone bool  // all transmissions but the last were answered
 }
 
 // NewWindow returns a window before its first round.
@@ -166,20 +165,7 @@ func (w *Window) NextSeq() uint32 { return w.base + uint32(len(w.chunks)) }
 // Begin starts the next round, which [Window.MayBegin], with the given number of chunks (at least 1). It returns the
 // round's number and the epoch that the round runs under.
 func (w *Window) Begin(now time.Duration, chunks uint32) (round uint32, epoch uint16) {
-	return w.start(now, chunks, nil, false)
-}
-
-// Listen is Begin for a rank that has nothing to contribute, in a job with a quorum: it sends nothing unless a RESULT does
-// not come for long.
-func (w *Window) Listen(now time.Duration, chunks uint32) (round uint32, epoch uint16) {
-	return w.start(now, chunks, nil, true)
-}
-
-// postpone has a chunk that was only listened for asked for later.
-func (w *Window) postpone(now time.Duration, i uint32) {
-	c := w.at(i)
-	c.due = now + w.cfg.Wait + probeMax
-	w.polls.add(c.due, i)
+	return w.start(now, chunks, nil)
 }
 
 // allowed reports whether the window rule allows a chunk.
@@ -189,7 +175,7 @@ func (w *Window) allowed(i uint32) bool {
 }
 
 // start adds the next round, see add.
-func (w *Window) start(now time.Duration, chunks uint32, ids []uint32, silent bool) (round uint32, epoch uint16) {
+func (w *Window) start(now time.Duration, chunks uint32, ids []uint32) (round uint32, epoch uint16) {
 	if chunks == 0 && ids == nil || !w.MayBegin() {
 		panic(fmt.Sprintf("agg: begin round: %d chunks while %d of %d rounds up to %d are unfinished",
 			chunks, w.left, len(w.rounds), w.round))
@@ -206,23 +192,20 @@ func (w *Window) start(now time.Duration, chunks uint32, ids []uint32, silent bo
 		w.rest(now, w.NextSeq())
 	}
 	w.round++
-	w.add(now, chunks, ids, silent)
+	w.add(chunks, ids)
 	return w.round, w.epoch
 }
 
 // add adds a round of so many chunks, with the given numbers where ids is not nil.
-func (w *Window) add(now time.Duration, chunks uint32, ids []uint32, silent bool) {
+func (w *Window) add(chunks uint32, ids []uint32) {
 	seq := w.NextSeq()
-	w.rounds = append(w.rounds, span{seq: seq, chunks: chunks, ids: ids, left: chunks, epoch: w.epoch, silent: silent})
+	w.rounds = append(w.rounds, span{seq: seq, chunks: chunks, ids: ids, left: chunks, epoch: w.epoch})
 	w.left += int(chunks)
 	n := len(w.chunks)
 	w.chunks = slices.Grow(w.chunks, int(chunks))[:n+int(chunks)]
 	clear(w.chunks[n:])
 	for i := seq; i != seq+chunks; i++ {
 		switch {
-		case silent:
-			w.at(i).state = overdue
-			w.postpone(now, i)
 		case w.allowed(i):
 			w.ready.push(i)
 		case i-seq >= w.cfg.Pool:
@@ -300,24 +283,18 @@ func (w *Window) Next(now time.Duration) (Send, bool) {
 		}
 		w.timeout(now, c)
 	}
-	for w.cfg.Quorum > 0 {
-		c, ok := w.polls.due(now, w, overdue)
-		if !ok {
-			break
-		}
-		if !w.allowed(c) {
-			w.postpone(now, c)
-			continue
-		}
-		w.at(c).alone = true
-		w.again(c)
-	}
 	if w.flight < w.limit {
 		if c, ok := w.pop(&w.lost, lost); ok {
 			return w.fly(now, c), true
 		}
+		if w.cfg.Quorum > 0 {
+			if c, ok := w.polls.due(now, w, overdue); ok {
+				w.at(c).alone = true
+				return w.fly(now, c), true
+			}
+		}
 	}
-	if now >= w.nextPoll {
+	if w.cfg.Quorum == 0 && now >= w.nextPoll {
 		if c, ok := w.polls.due(now, w, overdue); ok {
 			return w.poll(now, c), true
 		}
@@ -691,8 +668,10 @@ func (w *Window) Deadline() (time.Duration, bool) {
 			t, ok = at, true
 		}
 	}
-	if at, some := w.polls.first(w, overdue); some {
-		earlier(max(at, w.nextPoll))
+	if w.cfg.Quorum == 0 || w.flight < w.limit { // else a timer makes room for a poll
+		if at, some := w.polls.first(w, overdue); some {
+			earlier(max(at, w.nextPoll))
+		}
 	}
 	if w.silent.any(w, timedOut) {
 		earlier(w.nextProbe)

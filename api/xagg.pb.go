@@ -387,6 +387,7 @@ type CreateJobRequest struct {
 	Policy        *Policy                `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`                      // absent: the controller's configured policy
 	Consistency   *Consistency           `protobuf:"bytes,5,opt,name=consistency,proto3" json:"consistency,omitempty"`            // absent: sync
 	Depth         uint32                 `protobuf:"varint,6,opt,name=depth,proto3" json:"depth,omitempty"`                       // rounds that may be under way, 1..16; 0 = 1
+	Adapt         string                 `protobuf:"bytes,7,opt,name=adapt,proto3" json:"adapt,omitempty"`                        // how the plan follows what is measured, a policy as YAML; empty: it stays what `policy` makes it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -463,6 +464,283 @@ func (x *CreateJobRequest) GetDepth() uint32 {
 	return 0
 }
 
+func (x *CreateJobRequest) GetAdapt() string {
+	if x != nil {
+		return x.Adapt
+	}
+	return ""
+}
+
+type AdaptRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Adapt         string                 `protobuf:"bytes,2,opt,name=adapt,proto3" json:"adapt,omitempty"` // a policy as YAML; empty: the plan stays as it is from now on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdaptRequest) Reset() {
+	*x = AdaptRequest{}
+	mi := &file_xagg_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdaptRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdaptRequest) ProtoMessage() {}
+
+func (x *AdaptRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdaptRequest.ProtoReflect.Descriptor instead.
+func (*AdaptRequest) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AdaptRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *AdaptRequest) GetAdapt() string {
+	if x != nil {
+		return x.Adapt
+	}
+	return ""
+}
+
+type ExplainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRequest) Reset() {
+	*x = ExplainRequest{}
+	mi := &file_xagg_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequest) ProtoMessage() {}
+
+func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRequest) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ExplainRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+// ExplainReply is what the job's policy decided last, and from what.
+type ExplainReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           *Job                   `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Adapt         string                 `protobuf:"bytes,2,opt,name=adapt,proto3" json:"adapt,omitempty"`       // the policy, YAML; empty: none, and the rest is empty too
+	Snapshot      []byte                 `protobuf:"bytes,3,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // JSON, as traces have it: docs/policy.md
+	Decision      []byte                 `protobuf:"bytes,4,opt,name=decision,proto3" json:"decision,omitempty"` // likewise
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`       // why the last decision could not be carried out; empty: it could, or needs nothing
+	Gaps          uint64                 `protobuf:"varint,6,opt,name=gaps,proto3" json:"gaps,omitempty"`        // rounds that were not reported by all ranks in time
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainReply) Reset() {
+	*x = ExplainReply{}
+	mi := &file_xagg_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainReply) ProtoMessage() {}
+
+func (x *ExplainReply) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
+func (*ExplainReply) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ExplainReply) GetJob() *Job {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *ExplainReply) GetAdapt() string {
+	if x != nil {
+		return x.Adapt
+	}
+	return ""
+}
+
+func (x *ExplainReply) GetSnapshot() []byte {
+	if x != nil {
+		return x.Snapshot
+	}
+	return nil
+}
+
+func (x *ExplainReply) GetDecision() []byte {
+	if x != nil {
+		return x.Decision
+	}
+	return nil
+}
+
+func (x *ExplainReply) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *ExplainReply) GetGaps() uint64 {
+	if x != nil {
+		return x.Gaps
+	}
+	return 0
+}
+
+type RecordRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordRequest) Reset() {
+	*x = RecordRequest{}
+	mi := &file_xagg_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordRequest) ProtoMessage() {}
+
+func (x *RecordRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordRequest.ProtoReflect.Descriptor instead.
+func (*RecordRequest) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RecordRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+// TraceLine is a line of a trace, JSON without its end: docs/policy.md.
+type TraceLine struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Json          []byte                 `protobuf:"bytes,1,opt,name=json,proto3" json:"json,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceLine) Reset() {
+	*x = TraceLine{}
+	mi := &file_xagg_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceLine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceLine) ProtoMessage() {}
+
+func (x *TraceLine) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceLine.ProtoReflect.Descriptor instead.
+func (*TraceLine) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *TraceLine) GetJson() []byte {
+	if x != nil {
+		return x.Json
+	}
+	return nil
+}
+
 // Consistency says what a result is the sum of. It stays for a job's life.
 type Consistency struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -477,7 +755,7 @@ type Consistency struct {
 
 func (x *Consistency) Reset() {
 	*x = Consistency{}
-	mi := &file_xagg_proto_msgTypes[6]
+	mi := &file_xagg_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -489,7 +767,7 @@ func (x *Consistency) String() string {
 func (*Consistency) ProtoMessage() {}
 
 func (x *Consistency) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[6]
+	mi := &file_xagg_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -502,7 +780,7 @@ func (x *Consistency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Consistency.ProtoReflect.Descriptor instead.
 func (*Consistency) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{6}
+	return file_xagg_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Consistency) GetMode() string {
@@ -559,6 +837,8 @@ type Job struct {
 	Depth         uint32                 `protobuf:"varint,16,opt,name=depth,proto3" json:"depth,omitempty"`
 	Gone          uint64                 `protobuf:"varint,17,opt,name=gone,proto3" json:"gone,omitempty"`        // mask of the ranks of a quorum job that are not there at present
 	Recovery      string                 `protobuf:"bytes,18,opt,name=recovery,proto3" json:"recovery,omitempty"` // what a recovery that is under way waits for, in words; empty = there is none
+	Awaited       uint64                 `protobuf:"varint,19,opt,name=awaited,proto3" json:"awaited,omitempty"`  // mask of the ranks that have not come back yet to a controller that was restarted
+	Note          string                 `protobuf:"bytes,20,opt,name=note,proto3" json:"note,omitempty"`         // in what the configuration would have it otherwise, in words; empty = in nothing
 	Change        *Change                `protobuf:"bytes,14,opt,name=change,proto3" json:"change,omitempty"`     // absent unless the plan changes; until no rank needs the old plan any more, the fields above are its
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -566,7 +846,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_xagg_proto_msgTypes[7]
+	mi := &file_xagg_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -578,7 +858,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[7]
+	mi := &file_xagg_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -591,7 +871,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{7}
+	return file_xagg_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Job) GetName() string {
@@ -713,6 +993,20 @@ func (x *Job) GetRecovery() string {
 	return ""
 }
 
+func (x *Job) GetAwaited() uint64 {
+	if x != nil {
+		return x.Awaited
+	}
+	return 0
+}
+
+func (x *Job) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
 func (x *Job) GetChange() *Change {
 	if x != nil {
 		return x.Change
@@ -735,7 +1029,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_xagg_proto_msgTypes[8]
+	mi := &file_xagg_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -747,7 +1041,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[8]
+	mi := &file_xagg_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -760,7 +1054,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{8}
+	return file_xagg_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Change) GetEpoch() uint32 {
@@ -814,7 +1108,7 @@ type RemoveJobRequest struct {
 
 func (x *RemoveJobRequest) Reset() {
 	*x = RemoveJobRequest{}
-	mi := &file_xagg_proto_msgTypes[9]
+	mi := &file_xagg_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -826,7 +1120,7 @@ func (x *RemoveJobRequest) String() string {
 func (*RemoveJobRequest) ProtoMessage() {}
 
 func (x *RemoveJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[9]
+	mi := &file_xagg_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -839,7 +1133,7 @@ func (x *RemoveJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveJobRequest.ProtoReflect.Descriptor instead.
 func (*RemoveJobRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{9}
+	return file_xagg_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RemoveJobRequest) GetName() string {
@@ -857,7 +1151,7 @@ type RemoveJobReply struct {
 
 func (x *RemoveJobReply) Reset() {
 	*x = RemoveJobReply{}
-	mi := &file_xagg_proto_msgTypes[10]
+	mi := &file_xagg_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +1163,7 @@ func (x *RemoveJobReply) String() string {
 func (*RemoveJobReply) ProtoMessage() {}
 
 func (x *RemoveJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[10]
+	mi := &file_xagg_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +1176,7 @@ func (x *RemoveJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveJobReply.ProtoReflect.Descriptor instead.
 func (*RemoveJobReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{10}
+	return file_xagg_proto_rawDescGZIP(), []int{15}
 }
 
 type SteerRequest struct {
@@ -895,7 +1189,7 @@ type SteerRequest struct {
 
 func (x *SteerRequest) Reset() {
 	*x = SteerRequest{}
-	mi := &file_xagg_proto_msgTypes[11]
+	mi := &file_xagg_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -907,7 +1201,7 @@ func (x *SteerRequest) String() string {
 func (*SteerRequest) ProtoMessage() {}
 
 func (x *SteerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[11]
+	mi := &file_xagg_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -920,7 +1214,7 @@ func (x *SteerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SteerRequest.ProtoReflect.Descriptor instead.
 func (*SteerRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{11}
+	return file_xagg_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SteerRequest) GetJob() string {
@@ -944,13 +1238,14 @@ type ReportRequest struct {
 	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"`            // of the job's incarnation, as the ready event said
 	Epoch         uint32                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`      // every round under older ones is finished; 0 = this report does not say
 	Progress      *Progress              `protobuf:"bytes,5,opt,name=progress,proto3" json:"progress,omitempty"` // absent: this report does not say
+	Rounds        []*Round               `protobuf:"bytes,6,rep,name=rounds,proto3" json:"rounds,omitempty"`     // all-reduces that ended since the last report that had any, if the controller wants to know
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_xagg_proto_msgTypes[12]
+	mi := &file_xagg_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -962,7 +1257,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[12]
+	mi := &file_xagg_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -975,7 +1270,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{12}
+	return file_xagg_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReportRequest) GetJob() string {
@@ -1013,6 +1308,182 @@ func (x *ReportRequest) GetProgress() *Progress {
 	return nil
 }
 
+func (x *ReportRequest) GetRounds() []*Round {
+	if x != nil {
+		return x.Rounds
+	}
+	return nil
+}
+
+// Round is how an all-reduce of a rank went.
+type Round struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Round         uint32                 `protobuf:"varint,1,opt,name=round,proto3" json:"round,omitempty"`                          // number of its first round in the job
+	ComputeUs     uint64                 `protobuf:"varint,2,opt,name=compute_us,json=computeUs,proto3" json:"compute_us,omitempty"` // from the end of the all-reduce before; 0 = they overlap
+	CommUs        uint64                 `protobuf:"varint,3,opt,name=comm_us,json=commUs,proto3" json:"comm_us,omitempty"`          // from its call to its last result
+	Chunks        uint32                 `protobuf:"varint,4,opt,name=chunks,proto3" json:"chunks,omitempty"`
+	Late          uint32                 `protobuf:"varint,5,opt,name=late,proto3" json:"late,omitempty"`       // chunks without this rank
+	Packets       uint64                 `protobuf:"varint,6,opt,name=packets,proto3" json:"packets,omitempty"` // sent, resends included
+	Resends       uint64                 `protobuf:"varint,7,opt,name=resends,proto3" json:"resends,omitempty"`
+	Behind        uint32                 `protobuf:"varint,8,opt,name=behind,proto3" json:"behind,omitempty"` // rounds by which others were known to be ahead
+	Last          []*Last                `protobuf:"bytes,9,rep,name=last,proto3" json:"last,omitempty"`      // ranks that were the last on some chunk
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Round) Reset() {
+	*x = Round{}
+	mi := &file_xagg_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Round) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Round) ProtoMessage() {}
+
+func (x *Round) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Round.ProtoReflect.Descriptor instead.
+func (*Round) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Round) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *Round) GetComputeUs() uint64 {
+	if x != nil {
+		return x.ComputeUs
+	}
+	return 0
+}
+
+func (x *Round) GetCommUs() uint64 {
+	if x != nil {
+		return x.CommUs
+	}
+	return 0
+}
+
+func (x *Round) GetChunks() uint32 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
+func (x *Round) GetLate() uint32 {
+	if x != nil {
+		return x.Late
+	}
+	return 0
+}
+
+func (x *Round) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *Round) GetResends() uint64 {
+	if x != nil {
+		return x.Resends
+	}
+	return 0
+}
+
+func (x *Round) GetBehind() uint32 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
+}
+
+func (x *Round) GetLast() []*Last {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+type Last struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
+	Chunks        uint32                 `protobuf:"varint,2,opt,name=chunks,proto3" json:"chunks,omitempty"`
+	BlockedUs     uint64                 `protobuf:"varint,3,opt,name=blocked_us,json=blockedUs,proto3" json:"blocked_us,omitempty"` // how long all others had waited for it in the chunk where that was longest
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Last) Reset() {
+	*x = Last{}
+	mi := &file_xagg_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Last) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Last) ProtoMessage() {}
+
+func (x *Last) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Last.ProtoReflect.Descriptor instead.
+func (*Last) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Last) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *Last) GetChunks() uint32 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
+func (x *Last) GetBlockedUs() uint64 {
+	if x != nil {
+		return x.BlockedUs
+	}
+	return 0
+}
+
 // Progress is how far a worker is.
 type Progress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1030,7 +1501,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_xagg_proto_msgTypes[13]
+	mi := &file_xagg_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1513,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[13]
+	mi := &file_xagg_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1526,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{13}
+	return file_xagg_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Progress) GetWaiting() bool {
@@ -1116,13 +1587,14 @@ func (x *Progress) GetKey() string {
 
 type ReportReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	EveryMs       uint32                 `protobuf:"varint,1,opt,name=every_ms,json=everyMs,proto3" json:"every_ms,omitempty"` // how often the controller wants to hear of rounds; 0 = not at all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_xagg_proto_msgTypes[14]
+	mi := &file_xagg_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1134,7 +1606,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[14]
+	mi := &file_xagg_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1147,7 +1619,14 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{14}
+	return file_xagg_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ReportReply) GetEveryMs() uint32 {
+	if x != nil {
+		return x.EveryMs
+	}
+	return 0
 }
 
 type JoinRequest struct {
@@ -1164,7 +1643,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_xagg_proto_msgTypes[15]
+	mi := &file_xagg_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1176,7 +1655,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[15]
+	mi := &file_xagg_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1189,7 +1668,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{15}
+	return file_xagg_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *JoinRequest) GetJob() string {
@@ -1248,7 +1727,7 @@ type JoinEvent struct {
 
 func (x *JoinEvent) Reset() {
 	*x = JoinEvent{}
-	mi := &file_xagg_proto_msgTypes[16]
+	mi := &file_xagg_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1739,7 @@ func (x *JoinEvent) String() string {
 func (*JoinEvent) ProtoMessage() {}
 
 func (x *JoinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[16]
+	mi := &file_xagg_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1752,7 @@ func (x *JoinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinEvent.ProtoReflect.Descriptor instead.
 func (*JoinEvent) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{16}
+	return file_xagg_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *JoinEvent) GetEvent() isJoinEvent_Event {
@@ -1343,15 +1822,17 @@ type Ready struct {
 	ServiceMac    string                 `protobuf:"bytes,7,opt,name=service_mac,json=serviceMac,proto3" json:"service_mac,omitempty"`
 	Consistency   *Consistency           `protobuf:"bytes,8,opt,name=consistency,proto3" json:"consistency,omitempty"` // with its defaults filled in
 	Depth         uint32                 `protobuf:"varint,9,opt,name=depth,proto3" json:"depth,omitempty"`
-	Round         uint32                 `protobuf:"varint,10,opt,name=round,proto3" json:"round,omitempty"` // the first one that this worker takes part in: not 0 for one that comes back
-	Seq           uint32                 `protobuf:"varint,11,opt,name=seq,proto3" json:"seq,omitempty"`     // of that round's chunk 0
+	Round         uint32                 `protobuf:"varint,10,opt,name=round,proto3" json:"round,omitempty"`                             // the first one that this worker takes part in: not 0 for one that comes back
+	Seq           uint32                 `protobuf:"varint,11,opt,name=seq,proto3" json:"seq,omitempty"`                                 // of that round's chunk 0
+	AllReduces    uint64                 `protobuf:"varint,12,opt,name=all_reduces,json=allReduces,proto3" json:"all_reduces,omitempty"` // of the job that are before that round
+	Returns       []uint64               `protobuf:"varint,13,rep,packed,name=returns,proto3" json:"returns,omitempty"`                  // as in ResumeReply
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Ready) Reset() {
 	*x = Ready{}
-	mi := &file_xagg_proto_msgTypes[17]
+	mi := &file_xagg_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1363,7 +1844,7 @@ func (x *Ready) String() string {
 func (*Ready) ProtoMessage() {}
 
 func (x *Ready) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[17]
+	mi := &file_xagg_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1376,7 +1857,7 @@ func (x *Ready) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ready.ProtoReflect.Descriptor instead.
 func (*Ready) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{17}
+	return file_xagg_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Ready) GetJob() uint32 {
@@ -1456,6 +1937,20 @@ func (x *Ready) GetSeq() uint32 {
 	return 0
 }
 
+func (x *Ready) GetAllReduces() uint64 {
+	if x != nil {
+		return x.AllReduces
+	}
+	return 0
+}
+
+func (x *Ready) GetReturns() []uint64 {
+	if x != nil {
+		return x.Returns
+	}
+	return nil
+}
+
 // Freeze tells a worker to stop sending and taking packets, and to call Frozen.
 type Freeze struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1467,7 +1962,7 @@ type Freeze struct {
 
 func (x *Freeze) Reset() {
 	*x = Freeze{}
-	mi := &file_xagg_proto_msgTypes[18]
+	mi := &file_xagg_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +1974,7 @@ func (x *Freeze) String() string {
 func (*Freeze) ProtoMessage() {}
 
 func (x *Freeze) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[18]
+	mi := &file_xagg_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +1987,7 @@ func (x *Freeze) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Freeze.ProtoReflect.Descriptor instead.
 func (*Freeze) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{18}
+	return file_xagg_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Freeze) GetRecovery() uint64 {
@@ -1521,7 +2016,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_xagg_proto_msgTypes[19]
+	mi := &file_xagg_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1533,7 +2028,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[19]
+	mi := &file_xagg_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1546,7 +2041,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{19}
+	return file_xagg_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Held) GetRound() uint32 {
@@ -1576,18 +2071,20 @@ type FrozenRequest struct {
 	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
 	Id            uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"`
 	Recovery      uint64                 `protobuf:"varint,4,opt,name=recovery,proto3" json:"recovery,omitempty"`
-	First         uint32                 `protobuf:"varint,5,opt,name=first,proto3" json:"first,omitempty"`       // oldest unfinished round, or the next one to begin
-	Next          uint32                 `protobuf:"varint,6,opt,name=next,proto3" json:"next,omitempty"`         // the next round to begin
-	Boundary      uint32                 `protobuf:"varint,7,opt,name=boundary,proto3" json:"boundary,omitempty"` // the first round after all all-reduces that have begun
-	Seq           uint32                 `protobuf:"varint,8,opt,name=seq,proto3" json:"seq,omitempty"`           // the next one to be used
-	Rounds        []*Held                `protobuf:"bytes,9,rep,name=rounds,proto3" json:"rounds,omitempty"`      // every round from the oldest of which RESULTs are held to boundary, ascending
+	First         uint32                 `protobuf:"varint,5,opt,name=first,proto3" json:"first,omitempty"`                              // oldest unfinished round, or the next one to begin
+	Next          uint32                 `protobuf:"varint,6,opt,name=next,proto3" json:"next,omitempty"`                                // the next round to begin
+	Boundary      uint32                 `protobuf:"varint,7,opt,name=boundary,proto3" json:"boundary,omitempty"`                        // the first round after all all-reduces that have begun
+	Seq           uint32                 `protobuf:"varint,8,opt,name=seq,proto3" json:"seq,omitempty"`                                  // the next one to be used
+	Rounds        []*Held                `protobuf:"bytes,9,rep,name=rounds,proto3" json:"rounds,omitempty"`                             // every round from the oldest of which RESULTs are held to boundary, ascending
+	AllReduces    uint64                 `protobuf:"varint,10,opt,name=all_reduces,json=allReduces,proto3" json:"all_reduces,omitempty"` // of the job that are before boundary
+	Returns       []uint64               `protobuf:"varint,11,rep,packed,name=returns,proto3" json:"returns,omitempty"`                  // as in ResumeReply, as far as the worker knows
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FrozenRequest) Reset() {
 	*x = FrozenRequest{}
-	mi := &file_xagg_proto_msgTypes[20]
+	mi := &file_xagg_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +2096,7 @@ func (x *FrozenRequest) String() string {
 func (*FrozenRequest) ProtoMessage() {}
 
 func (x *FrozenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[20]
+	mi := &file_xagg_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +2109,7 @@ func (x *FrozenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrozenRequest.ProtoReflect.Descriptor instead.
 func (*FrozenRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{20}
+	return file_xagg_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FrozenRequest) GetJob() string {
@@ -1678,6 +2175,20 @@ func (x *FrozenRequest) GetRounds() []*Held {
 	return nil
 }
 
+func (x *FrozenRequest) GetAllReduces() uint64 {
+	if x != nil {
+		return x.AllReduces
+	}
+	return 0
+}
+
+func (x *FrozenRequest) GetReturns() []uint64 {
+	if x != nil {
+		return x.Returns
+	}
+	return nil
+}
+
 type ChunkID struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Round         uint32                 `protobuf:"varint,1,opt,name=round,proto3" json:"round,omitempty"`
@@ -1688,7 +2199,7 @@ type ChunkID struct {
 
 func (x *ChunkID) Reset() {
 	*x = ChunkID{}
-	mi := &file_xagg_proto_msgTypes[21]
+	mi := &file_xagg_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1700,7 +2211,7 @@ func (x *ChunkID) String() string {
 func (*ChunkID) ProtoMessage() {}
 
 func (x *ChunkID) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[21]
+	mi := &file_xagg_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1713,7 +2224,7 @@ func (x *ChunkID) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChunkID.ProtoReflect.Descriptor instead.
 func (*ChunkID) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{21}
+	return file_xagg_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ChunkID) GetRound() uint32 {
@@ -1739,7 +2250,7 @@ type FrozenReply struct {
 
 func (x *FrozenReply) Reset() {
 	*x = FrozenReply{}
-	mi := &file_xagg_proto_msgTypes[22]
+	mi := &file_xagg_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +2262,7 @@ func (x *FrozenReply) String() string {
 func (*FrozenReply) ProtoMessage() {}
 
 func (x *FrozenReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[22]
+	mi := &file_xagg_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +2275,7 @@ func (x *FrozenReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrozenReply.ProtoReflect.Descriptor instead.
 func (*FrozenReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{22}
+	return file_xagg_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FrozenReply) GetHandOver() []*ChunkID {
@@ -1787,7 +2298,7 @@ type HandOverRequest struct {
 
 func (x *HandOverRequest) Reset() {
 	*x = HandOverRequest{}
-	mi := &file_xagg_proto_msgTypes[23]
+	mi := &file_xagg_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +2310,7 @@ func (x *HandOverRequest) String() string {
 func (*HandOverRequest) ProtoMessage() {}
 
 func (x *HandOverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[23]
+	mi := &file_xagg_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +2323,7 @@ func (x *HandOverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandOverRequest.ProtoReflect.Descriptor instead.
 func (*HandOverRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{23}
+	return file_xagg_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HandOverRequest) GetJob() string {
@@ -1852,18 +2363,19 @@ func (x *HandOverRequest) GetResults() [][]byte {
 
 type ResumeReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Epoch         uint32                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`    // of every round that has missing chunks, and of those after it
-	Round         uint32                 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`    // of the first missing chunk, or the first round that nobody has begun
-	Seq           uint32                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`        // of the first missing chunk
-	Finals        []*Held                `protobuf:"bytes,4,rep,name=finals,proto3" json:"finals,omitempty"`   // from `round` on: chunks that have a RESULT; all others are missing
-	Results       [][]byte               `protobuf:"bytes,5,rep,name=results,proto3" json:"results,omitempty"` // RESULTs that this worker lacked
+	Epoch         uint32                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`            // of every round that has missing chunks, and of those after it
+	Round         uint32                 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`            // of the first missing chunk, or the first round that nobody has begun
+	Seq           uint32                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`                // of the first missing chunk
+	Finals        []*Held                `protobuf:"bytes,4,rep,name=finals,proto3" json:"finals,omitempty"`           // from `round` on: chunks that have a RESULT; all others are missing
+	Results       [][]byte               `protobuf:"bytes,5,rep,name=results,proto3" json:"results,omitempty"`         // RESULTs that this worker lacked
+	Returns       []uint64               `protobuf:"varint,6,rep,packed,name=returns,proto3" json:"returns,omitempty"` // numbers of the all-reduces that ranks came back for, ascending: there all forget their scales
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ResumeReply) Reset() {
 	*x = ResumeReply{}
-	mi := &file_xagg_proto_msgTypes[24]
+	mi := &file_xagg_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1875,7 +2387,7 @@ func (x *ResumeReply) String() string {
 func (*ResumeReply) ProtoMessage() {}
 
 func (x *ResumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[24]
+	mi := &file_xagg_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1888,7 +2400,7 @@ func (x *ResumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeReply.ProtoReflect.Descriptor instead.
 func (*ResumeReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{24}
+	return file_xagg_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ResumeReply) GetEpoch() uint32 {
@@ -1926,6 +2438,13 @@ func (x *ResumeReply) GetResults() [][]byte {
 	return nil
 }
 
+func (x *ResumeReply) GetReturns() []uint64 {
+	if x != nil {
+		return x.Returns
+	}
+	return nil
+}
+
 type WhyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -1935,7 +2454,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_xagg_proto_msgTypes[25]
+	mi := &file_xagg_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1947,7 +2466,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[25]
+	mi := &file_xagg_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1960,7 +2479,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{25}
+	return file_xagg_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WhyRequest) GetJob() string {
@@ -1977,13 +2496,14 @@ type WhyReply struct {
 	Blockers      []*Blocker             `protobuf:"bytes,3,rep,name=blockers,proto3" json:"blockers,omitempty"`       // whom it waits for, the worst first
 	Waiting       []*Waiting             `protobuf:"bytes,4,rep,name=waiting,proto3" json:"waiting,omitempty"`         // what is waited for
 	Unreachable   []string               `protobuf:"bytes,5,rep,name=unreachable,proto3" json:"unreachable,omitempty"` // devices that could not be asked, with the reason
+	Recovery      string                 `protobuf:"bytes,6,opt,name=recovery,proto3" json:"recovery,omitempty"`       // what a recovery that is under way waits for, and why there is one; empty = there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WhyReply) Reset() {
 	*x = WhyReply{}
-	mi := &file_xagg_proto_msgTypes[26]
+	mi := &file_xagg_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1995,7 +2515,7 @@ func (x *WhyReply) String() string {
 func (*WhyReply) ProtoMessage() {}
 
 func (x *WhyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[26]
+	mi := &file_xagg_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2008,7 +2528,7 @@ func (x *WhyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyReply.ProtoReflect.Descriptor instead.
 func (*WhyReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{26}
+	return file_xagg_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WhyReply) GetJob() string {
@@ -2046,6 +2566,13 @@ func (x *WhyReply) GetUnreachable() []string {
 	return nil
 }
 
+func (x *WhyReply) GetRecovery() string {
+	if x != nil {
+		return x.Recovery
+	}
+	return ""
+}
+
 // Blocker is a rank that others wait for.
 type Blocker struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2066,7 +2593,7 @@ type Blocker struct {
 
 func (x *Blocker) Reset() {
 	*x = Blocker{}
-	mi := &file_xagg_proto_msgTypes[27]
+	mi := &file_xagg_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2078,7 +2605,7 @@ func (x *Blocker) String() string {
 func (*Blocker) ProtoMessage() {}
 
 func (x *Blocker) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[27]
+	mi := &file_xagg_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2091,7 +2618,7 @@ func (x *Blocker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blocker.ProtoReflect.Descriptor instead.
 func (*Blocker) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{27}
+	return file_xagg_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Blocker) GetRank() uint32 {
@@ -2188,7 +2715,7 @@ type Waiting struct {
 
 func (x *Waiting) Reset() {
 	*x = Waiting{}
-	mi := &file_xagg_proto_msgTypes[28]
+	mi := &file_xagg_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2200,7 +2727,7 @@ func (x *Waiting) String() string {
 func (*Waiting) ProtoMessage() {}
 
 func (x *Waiting) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[28]
+	mi := &file_xagg_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2213,7 +2740,7 @@ func (x *Waiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Waiting.ProtoReflect.Descriptor instead.
 func (*Waiting) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{28}
+	return file_xagg_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Waiting) GetAt() string {
@@ -2282,7 +2809,7 @@ type Abort struct {
 
 func (x *Abort) Reset() {
 	*x = Abort{}
-	mi := &file_xagg_proto_msgTypes[29]
+	mi := &file_xagg_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +2821,7 @@ func (x *Abort) String() string {
 func (*Abort) ProtoMessage() {}
 
 func (x *Abort) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[29]
+	mi := &file_xagg_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +2834,7 @@ func (x *Abort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Abort.ProtoReflect.Descriptor instead.
 func (*Abort) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{29}
+	return file_xagg_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Abort) GetReason() string {
@@ -2336,7 +2863,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_xagg_proto_msgTypes[30]
+	mi := &file_xagg_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2348,7 +2875,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[30]
+	mi := &file_xagg_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2361,7 +2888,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{30}
+	return file_xagg_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *LeaveRequest) GetJob() string {
@@ -2400,7 +2927,7 @@ type LeaveReply struct {
 
 func (x *LeaveReply) Reset() {
 	*x = LeaveReply{}
-	mi := &file_xagg_proto_msgTypes[31]
+	mi := &file_xagg_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2939,7 @@ func (x *LeaveReply) String() string {
 func (*LeaveReply) ProtoMessage() {}
 
 func (x *LeaveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[31]
+	mi := &file_xagg_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2952,7 @@ func (x *LeaveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveReply.ProtoReflect.Descriptor instead.
 func (*LeaveReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{31}
+	return file_xagg_proto_rawDescGZIP(), []int{38}
 }
 
 type InfoRequest struct {
@@ -2436,7 +2963,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_xagg_proto_msgTypes[32]
+	mi := &file_xagg_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2448,7 +2975,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[32]
+	mi := &file_xagg_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2461,7 +2988,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{32}
+	return file_xagg_proto_rawDescGZIP(), []int{39}
 }
 
 type ServerInfo struct {
@@ -2479,7 +3006,7 @@ type ServerInfo struct {
 
 func (x *ServerInfo) Reset() {
 	*x = ServerInfo{}
-	mi := &file_xagg_proto_msgTypes[33]
+	mi := &file_xagg_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2491,7 +3018,7 @@ func (x *ServerInfo) String() string {
 func (*ServerInfo) ProtoMessage() {}
 
 func (x *ServerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[33]
+	mi := &file_xagg_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2504,7 +3031,7 @@ func (x *ServerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerInfo.ProtoReflect.Descriptor instead.
 func (*ServerInfo) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{33}
+	return file_xagg_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ServerInfo) GetName() string {
@@ -2564,7 +3091,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_xagg_proto_msgTypes[34]
+	mi := &file_xagg_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2576,7 +3103,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[34]
+	mi := &file_xagg_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2589,7 +3116,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{34}
+	return file_xagg_proto_rawDescGZIP(), []int{41}
 }
 
 type ListReply struct {
@@ -2601,7 +3128,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_xagg_proto_msgTypes[35]
+	mi := &file_xagg_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2613,7 +3140,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[35]
+	mi := &file_xagg_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2626,7 +3153,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{35}
+	return file_xagg_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListReply) GetPlans() []*ServerPlan {
@@ -2645,7 +3172,7 @@ type OpenSlotsRequest struct {
 
 func (x *OpenSlotsRequest) Reset() {
 	*x = OpenSlotsRequest{}
-	mi := &file_xagg_proto_msgTypes[36]
+	mi := &file_xagg_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2657,7 +3184,7 @@ func (x *OpenSlotsRequest) String() string {
 func (*OpenSlotsRequest) ProtoMessage() {}
 
 func (x *OpenSlotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[36]
+	mi := &file_xagg_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2670,7 +3197,7 @@ func (x *OpenSlotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSlotsRequest.ProtoReflect.Descriptor instead.
 func (*OpenSlotsRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{36}
+	return file_xagg_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *OpenSlotsRequest) GetJob() uint32 {
@@ -2689,7 +3216,7 @@ type OpenSlotsReply struct {
 
 func (x *OpenSlotsReply) Reset() {
 	*x = OpenSlotsReply{}
-	mi := &file_xagg_proto_msgTypes[37]
+	mi := &file_xagg_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2701,7 +3228,7 @@ func (x *OpenSlotsReply) String() string {
 func (*OpenSlotsReply) ProtoMessage() {}
 
 func (x *OpenSlotsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[37]
+	mi := &file_xagg_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2714,7 +3241,7 @@ func (x *OpenSlotsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSlotsReply.ProtoReflect.Descriptor instead.
 func (*OpenSlotsReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{37}
+	return file_xagg_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *OpenSlotsReply) GetSlots() []*OpenSlot {
@@ -2738,7 +3265,7 @@ type OpenSlot struct {
 
 func (x *OpenSlot) Reset() {
 	*x = OpenSlot{}
-	mi := &file_xagg_proto_msgTypes[38]
+	mi := &file_xagg_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +3277,7 @@ func (x *OpenSlot) String() string {
 func (*OpenSlot) ProtoMessage() {}
 
 func (x *OpenSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[38]
+	mi := &file_xagg_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +3290,7 @@ func (x *OpenSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSlot.ProtoReflect.Descriptor instead.
 func (*OpenSlot) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{38}
+	return file_xagg_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *OpenSlot) GetEpoch() uint32 {
@@ -2828,7 +3355,7 @@ type ServerPlan struct {
 
 func (x *ServerPlan) Reset() {
 	*x = ServerPlan{}
-	mi := &file_xagg_proto_msgTypes[39]
+	mi := &file_xagg_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2840,7 +3367,7 @@ func (x *ServerPlan) String() string {
 func (*ServerPlan) ProtoMessage() {}
 
 func (x *ServerPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[39]
+	mi := &file_xagg_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2853,7 +3380,7 @@ func (x *ServerPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerPlan.ProtoReflect.Descriptor instead.
 func (*ServerPlan) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{39}
+	return file_xagg_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ServerPlan) GetJob() uint32 {
@@ -2949,7 +3476,7 @@ type InstallReply struct {
 
 func (x *InstallReply) Reset() {
 	*x = InstallReply{}
-	mi := &file_xagg_proto_msgTypes[40]
+	mi := &file_xagg_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2961,7 +3488,7 @@ func (x *InstallReply) String() string {
 func (*InstallReply) ProtoMessage() {}
 
 func (x *InstallReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[40]
+	mi := &file_xagg_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2974,7 +3501,7 @@ func (x *InstallReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallReply.ProtoReflect.Descriptor instead.
 func (*InstallReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{40}
+	return file_xagg_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *InstallReply) GetBase() uint32 {
@@ -2995,7 +3522,7 @@ type ArmRequest struct {
 
 func (x *ArmRequest) Reset() {
 	*x = ArmRequest{}
-	mi := &file_xagg_proto_msgTypes[41]
+	mi := &file_xagg_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3007,7 +3534,7 @@ func (x *ArmRequest) String() string {
 func (*ArmRequest) ProtoMessage() {}
 
 func (x *ArmRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[41]
+	mi := &file_xagg_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3020,7 +3547,7 @@ func (x *ArmRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArmRequest.ProtoReflect.Descriptor instead.
 func (*ArmRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{41}
+	return file_xagg_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ArmRequest) GetJob() uint32 {
@@ -3052,7 +3579,7 @@ type ArmReply struct {
 
 func (x *ArmReply) Reset() {
 	*x = ArmReply{}
-	mi := &file_xagg_proto_msgTypes[42]
+	mi := &file_xagg_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3064,7 +3591,7 @@ func (x *ArmReply) String() string {
 func (*ArmReply) ProtoMessage() {}
 
 func (x *ArmReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[42]
+	mi := &file_xagg_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3077,7 +3604,7 @@ func (x *ArmReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArmReply.ProtoReflect.Descriptor instead.
 func (*ArmReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{42}
+	return file_xagg_proto_rawDescGZIP(), []int{49}
 }
 
 type RemoveRequest struct {
@@ -3090,7 +3617,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_xagg_proto_msgTypes[43]
+	mi := &file_xagg_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3102,7 +3629,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[43]
+	mi := &file_xagg_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3115,7 +3642,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{43}
+	return file_xagg_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RemoveRequest) GetJob() uint32 {
@@ -3140,7 +3667,7 @@ type RemoveReply struct {
 
 func (x *RemoveReply) Reset() {
 	*x = RemoveReply{}
-	mi := &file_xagg_proto_msgTypes[44]
+	mi := &file_xagg_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3152,7 +3679,7 @@ func (x *RemoveReply) String() string {
 func (*RemoveReply) ProtoMessage() {}
 
 func (x *RemoveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[44]
+	mi := &file_xagg_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3165,7 +3692,7 @@ func (x *RemoveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReply.ProtoReflect.Descriptor instead.
 func (*RemoveReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{44}
+	return file_xagg_proto_rawDescGZIP(), []int{51}
 }
 
 type StatsRequest struct {
@@ -3177,7 +3704,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_xagg_proto_msgTypes[45]
+	mi := &file_xagg_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +3716,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[45]
+	mi := &file_xagg_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +3729,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{45}
+	return file_xagg_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StatsRequest) GetJob() uint32 {
@@ -3222,7 +3749,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_xagg_proto_msgTypes[46]
+	mi := &file_xagg_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3234,7 +3761,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[46]
+	mi := &file_xagg_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3247,7 +3774,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{46}
+	return file_xagg_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StatsReply) GetReasons() map[string]uint64 {
@@ -3279,7 +3806,7 @@ type RankStats struct {
 
 func (x *RankStats) Reset() {
 	*x = RankStats{}
-	mi := &file_xagg_proto_msgTypes[47]
+	mi := &file_xagg_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3291,7 +3818,7 @@ func (x *RankStats) String() string {
 func (*RankStats) ProtoMessage() {}
 
 func (x *RankStats) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[47]
+	mi := &file_xagg_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3304,7 +3831,7 @@ func (x *RankStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankStats.ProtoReflect.Descriptor instead.
 func (*RankStats) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{47}
+	return file_xagg_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RankStats) GetJob() uint32 {
@@ -3391,20 +3918,37 @@ const file_xagg_proto_rawDesc = "" +
 	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x14\n" +
 	"\x05steer\x18\x03 \x03(\rR\x05steer\x12\x18\n" +
 	"\aservers\x18\x04 \x03(\tR\aservers\x12\x12\n" +
-	"\x04pool\x18\x05 \x01(\rR\x04pool\"\xd0\x01\n" +
+	"\x04pool\x18\x05 \x01(\rR\x04pool\"\xe6\x01\n" +
 	"\x10CreateJobRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ranks\x18\x02 \x01(\rR\x05ranks\x12\x1b\n" +
 	"\tmax_elems\x18\x03 \x01(\rR\bmaxElems\x12'\n" +
 	"\x06policy\x18\x04 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\x126\n" +
 	"\vconsistency\x18\x05 \x01(\v2\x14.xagg.v1.ConsistencyR\vconsistency\x12\x14\n" +
-	"\x05depth\x18\x06 \x01(\rR\x05depth\"\x88\x01\n" +
+	"\x05depth\x18\x06 \x01(\rR\x05depth\x12\x14\n" +
+	"\x05adapt\x18\a \x01(\tR\x05adapt\"6\n" +
+	"\fAdaptRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x14\n" +
+	"\x05adapt\x18\x02 \x01(\tR\x05adapt\"\"\n" +
+	"\x0eExplainRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\"\xa6\x01\n" +
+	"\fExplainReply\x12\x1e\n" +
+	"\x03job\x18\x01 \x01(\v2\f.xagg.v1.JobR\x03job\x12\x14\n" +
+	"\x05adapt\x18\x02 \x01(\tR\x05adapt\x12\x1a\n" +
+	"\bsnapshot\x18\x03 \x01(\fR\bsnapshot\x12\x1a\n" +
+	"\bdecision\x18\x04 \x01(\fR\bdecision\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x12\n" +
+	"\x04gaps\x18\x06 \x01(\x04R\x04gaps\"!\n" +
+	"\rRecordRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\"\x1f\n" +
+	"\tTraceLine\x12\x12\n" +
+	"\x04json\x18\x01 \x01(\fR\x04json\"\x88\x01\n" +
 	"\vConsistency\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x16\n" +
 	"\x06quorum\x18\x02 \x01(\rR\x06quorum\x12\x17\n" +
 	"\await_us\x18\x03 \x01(\rR\x06waitUs\x12\x1c\n" +
 	"\tstaleness\x18\x04 \x01(\rR\tstaleness\x12\x16\n" +
-	"\x06rounds\x18\x05 \x01(\rR\x06rounds\"\xd4\x03\n" +
+	"\x06rounds\x18\x05 \x01(\rR\x06rounds\"\x82\x04\n" +
 	"\x03Job\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x14\n" +
@@ -3423,7 +3967,9 @@ const file_xagg_proto_rawDesc = "" +
 	"\vconsistency\x18\x0f \x01(\v2\x14.xagg.v1.ConsistencyR\vconsistency\x12\x14\n" +
 	"\x05depth\x18\x10 \x01(\rR\x05depth\x12\x12\n" +
 	"\x04gone\x18\x11 \x01(\x04R\x04gone\x12\x1a\n" +
-	"\brecovery\x18\x12 \x01(\tR\brecovery\x12'\n" +
+	"\brecovery\x18\x12 \x01(\tR\brecovery\x12\x18\n" +
+	"\aawaited\x18\x13 \x01(\x04R\aawaited\x12\x12\n" +
+	"\x04note\x18\x14 \x01(\tR\x04note\x12'\n" +
 	"\x06change\x18\x0e \x01(\v2\x0f.xagg.v1.ChangeR\x06change\"\xa7\x01\n" +
 	"\x06Change\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x16\n" +
@@ -3437,13 +3983,30 @@ const file_xagg_proto_rawDesc = "" +
 	"\x0eRemoveJobReply\"I\n" +
 	"\fSteerRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12'\n" +
-	"\x06policy\x18\x02 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\"\x8a\x01\n" +
+	"\x06policy\x18\x02 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\"\xb2\x01\n" +
 	"\rReportRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
 	"\x02id\x18\x03 \x01(\rR\x02id\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12-\n" +
-	"\bprogress\x18\x05 \x01(\v2\x11.xagg.v1.ProgressR\bprogress\"\xd1\x01\n" +
+	"\bprogress\x18\x05 \x01(\v2\x11.xagg.v1.ProgressR\bprogress\x12&\n" +
+	"\x06rounds\x18\x06 \x03(\v2\x0e.xagg.v1.RoundR\x06rounds\"\xf0\x01\n" +
+	"\x05Round\x12\x14\n" +
+	"\x05round\x18\x01 \x01(\rR\x05round\x12\x1d\n" +
+	"\n" +
+	"compute_us\x18\x02 \x01(\x04R\tcomputeUs\x12\x17\n" +
+	"\acomm_us\x18\x03 \x01(\x04R\x06commUs\x12\x16\n" +
+	"\x06chunks\x18\x04 \x01(\rR\x06chunks\x12\x12\n" +
+	"\x04late\x18\x05 \x01(\rR\x04late\x12\x18\n" +
+	"\apackets\x18\x06 \x01(\x04R\apackets\x12\x18\n" +
+	"\aresends\x18\a \x01(\x04R\aresends\x12\x16\n" +
+	"\x06behind\x18\b \x01(\rR\x06behind\x12!\n" +
+	"\x04last\x18\t \x03(\v2\r.xagg.v1.LastR\x04last\"Q\n" +
+	"\x04Last\x12\x12\n" +
+	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x16\n" +
+	"\x06chunks\x18\x02 \x01(\rR\x06chunks\x12\x1d\n" +
+	"\n" +
+	"blocked_us\x18\x03 \x01(\x04R\tblockedUs\"\xd1\x01\n" +
 	"\bProgress\x12\x18\n" +
 	"\awaiting\x18\x01 \x01(\bR\awaiting\x12\x14\n" +
 	"\x05round\x18\x02 \x01(\rR\x05round\x12\x1f\n" +
@@ -3453,8 +4016,9 @@ const file_xagg_proto_rawDesc = "" +
 	"\amissing\x18\x05 \x01(\x04R\amissing\x12\x1b\n" +
 	"\tat_server\x18\x06 \x01(\bR\batServer\x12\x15\n" +
 	"\x06for_us\x18\a \x01(\x04R\x05forUs\x12\x10\n" +
-	"\x03key\x18\b \x01(\tR\x03key\"\r\n" +
-	"\vReportReply\"\x86\x01\n" +
+	"\x03key\x18\b \x01(\tR\x03key\"(\n" +
+	"\vReportReply\x12\x19\n" +
+	"\bevery_ms\x18\x01 \x01(\rR\aeveryMs\"\x86\x01\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
@@ -3466,7 +4030,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\x05ready\x18\x01 \x01(\v2\x0e.xagg.v1.ReadyH\x00R\x05ready\x12&\n" +
 	"\x05abort\x18\x02 \x01(\v2\x0e.xagg.v1.AbortH\x00R\x05abort\x12)\n" +
 	"\x06freeze\x18\x03 \x01(\v2\x0f.xagg.v1.FreezeH\x00R\x06freezeB\a\n" +
-	"\x05event\"\xae\x02\n" +
+	"\x05event\"\xe9\x02\n" +
 	"\x05Ready\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x14\n" +
@@ -3482,14 +4046,17 @@ const file_xagg_proto_rawDesc = "" +
 	"\x05depth\x18\t \x01(\rR\x05depth\x12\x14\n" +
 	"\x05round\x18\n" +
 	" \x01(\rR\x05round\x12\x10\n" +
-	"\x03seq\x18\v \x01(\rR\x03seq\"<\n" +
+	"\x03seq\x18\v \x01(\rR\x03seq\x12\x1f\n" +
+	"\vall_reduces\x18\f \x01(\x04R\n" +
+	"allReduces\x12\x18\n" +
+	"\areturns\x18\r \x03(\x04R\areturns\"<\n" +
 	"\x06Freeze\x12\x1a\n" +
 	"\brecovery\x18\x01 \x01(\x04R\brecovery\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"H\n" +
 	"\x04Held\x12\x14\n" +
 	"\x05round\x18\x01 \x01(\rR\x05round\x12\x16\n" +
 	"\x06chunks\x18\x02 \x01(\rR\x06chunks\x12\x12\n" +
-	"\x04held\x18\x03 \x03(\x04R\x04held\"\xe0\x01\n" +
+	"\x04held\x18\x03 \x03(\x04R\x04held\"\x9b\x02\n" +
 	"\rFrozenRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
@@ -3499,7 +4066,11 @@ const file_xagg_proto_rawDesc = "" +
 	"\x04next\x18\x06 \x01(\rR\x04next\x12\x1a\n" +
 	"\bboundary\x18\a \x01(\rR\bboundary\x12\x10\n" +
 	"\x03seq\x18\b \x01(\rR\x03seq\x12%\n" +
-	"\x06rounds\x18\t \x03(\v2\r.xagg.v1.HeldR\x06rounds\"5\n" +
+	"\x06rounds\x18\t \x03(\v2\r.xagg.v1.HeldR\x06rounds\x12\x1f\n" +
+	"\vall_reduces\x18\n" +
+	" \x01(\x04R\n" +
+	"allReduces\x12\x18\n" +
+	"\areturns\x18\v \x03(\x04R\areturns\"5\n" +
 	"\aChunkID\x12\x14\n" +
 	"\x05round\x18\x01 \x01(\rR\x05round\x12\x14\n" +
 	"\x05chunk\x18\x02 \x01(\rR\x05chunk\"<\n" +
@@ -3510,22 +4081,24 @@ const file_xagg_proto_rawDesc = "" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
 	"\x02id\x18\x03 \x01(\rR\x02id\x12\x1a\n" +
 	"\brecovery\x18\x04 \x01(\x04R\brecovery\x12\x18\n" +
-	"\aresults\x18\x05 \x03(\fR\aresults\"\x8c\x01\n" +
+	"\aresults\x18\x05 \x03(\fR\aresults\"\xa6\x01\n" +
 	"\vResumeReply\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x14\n" +
 	"\x05round\x18\x02 \x01(\rR\x05round\x12\x10\n" +
 	"\x03seq\x18\x03 \x01(\rR\x03seq\x12%\n" +
 	"\x06finals\x18\x04 \x03(\v2\r.xagg.v1.HeldR\x06finals\x12\x18\n" +
-	"\aresults\x18\x05 \x03(\fR\aresults\"\x1e\n" +
+	"\aresults\x18\x05 \x03(\fR\aresults\x12\x18\n" +
+	"\areturns\x18\x06 \x03(\x04R\areturns\"\x1e\n" +
 	"\n" +
 	"WhyRequest\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\tR\x03job\"\xb2\x01\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\"\xce\x01\n" +
 	"\bWhyReply\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n" +
 	"\asummary\x18\x02 \x01(\tR\asummary\x12,\n" +
 	"\bblockers\x18\x03 \x03(\v2\x10.xagg.v1.BlockerR\bblockers\x12*\n" +
 	"\awaiting\x18\x04 \x03(\v2\x10.xagg.v1.WaitingR\awaiting\x12 \n" +
-	"\vunreachable\x18\x05 \x03(\tR\vunreachable\"\xbb\x02\n" +
+	"\vunreachable\x18\x05 \x03(\tR\vunreachable\x12\x1a\n" +
+	"\brecovery\x18\x06 \x01(\tR\brecovery\"\xbb\x02\n" +
 	"\aBlocker\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x16\n" +
@@ -3633,13 +4206,16 @@ const file_xagg_proto_rawDesc = "" +
 	"lag_sum_us\x18\x04 \x01(\x04R\blagSumUs\x12\x1c\n" +
 	"\n" +
 	"lag_max_us\x18\x05 \x01(\x04R\blagMaxUs\x12\x19\n" +
-	"\blag_log2\x18\x06 \x03(\x04R\alagLog22\xad\x04\n" +
+	"\blag_log2\x18\x06 \x03(\x04R\alagLog22\xce\x05\n" +
 	"\n" +
 	"Controller\x126\n" +
 	"\x06Status\x12\x16.xagg.v1.StatusRequest\x1a\x14.xagg.v1.StatusReply\x124\n" +
 	"\tCreateJob\x12\x19.xagg.v1.CreateJobRequest\x1a\f.xagg.v1.Job\x12?\n" +
 	"\tRemoveJob\x12\x19.xagg.v1.RemoveJobRequest\x1a\x17.xagg.v1.RemoveJobReply\x12,\n" +
-	"\x05Steer\x12\x15.xagg.v1.SteerRequest\x1a\f.xagg.v1.Job\x122\n" +
+	"\x05Steer\x12\x15.xagg.v1.SteerRequest\x1a\f.xagg.v1.Job\x12,\n" +
+	"\x05Adapt\x12\x15.xagg.v1.AdaptRequest\x1a\f.xagg.v1.Job\x129\n" +
+	"\aExplain\x12\x17.xagg.v1.ExplainRequest\x1a\x15.xagg.v1.ExplainReply\x126\n" +
+	"\x06Record\x12\x16.xagg.v1.RecordRequest\x1a\x12.xagg.v1.TraceLine0\x01\x122\n" +
 	"\x04Join\x12\x14.xagg.v1.JoinRequest\x1a\x12.xagg.v1.JoinEvent0\x01\x126\n" +
 	"\x06Report\x12\x16.xagg.v1.ReportRequest\x1a\x14.xagg.v1.ReportReply\x126\n" +
 	"\x06Frozen\x12\x16.xagg.v1.FrozenRequest\x1a\x14.xagg.v1.FrozenReply\x12:\n" +
@@ -3668,7 +4244,7 @@ func file_xagg_proto_rawDescGZIP() []byte {
 	return file_xagg_proto_rawDescData
 }
 
-var file_xagg_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_xagg_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_xagg_proto_goTypes = []any{
 	(*StatusRequest)(nil),    // 0: xagg.v1.StatusRequest
 	(*StatusReply)(nil),      // 1: xagg.v1.StatusReply
@@ -3676,120 +4252,136 @@ var file_xagg_proto_goTypes = []any{
 	(*ServerStatus)(nil),     // 3: xagg.v1.ServerStatus
 	(*Policy)(nil),           // 4: xagg.v1.Policy
 	(*CreateJobRequest)(nil), // 5: xagg.v1.CreateJobRequest
-	(*Consistency)(nil),      // 6: xagg.v1.Consistency
-	(*Job)(nil),              // 7: xagg.v1.Job
-	(*Change)(nil),           // 8: xagg.v1.Change
-	(*RemoveJobRequest)(nil), // 9: xagg.v1.RemoveJobRequest
-	(*RemoveJobReply)(nil),   // 10: xagg.v1.RemoveJobReply
-	(*SteerRequest)(nil),     // 11: xagg.v1.SteerRequest
-	(*ReportRequest)(nil),    // 12: xagg.v1.ReportRequest
-	(*Progress)(nil),         // 13: xagg.v1.Progress
-	(*ReportReply)(nil),      // 14: xagg.v1.ReportReply
-	(*JoinRequest)(nil),      // 15: xagg.v1.JoinRequest
-	(*JoinEvent)(nil),        // 16: xagg.v1.JoinEvent
-	(*Ready)(nil),            // 17: xagg.v1.Ready
-	(*Freeze)(nil),           // 18: xagg.v1.Freeze
-	(*Held)(nil),             // 19: xagg.v1.Held
-	(*FrozenRequest)(nil),    // 20: xagg.v1.FrozenRequest
-	(*ChunkID)(nil),          // 21: xagg.v1.ChunkID
-	(*FrozenReply)(nil),      // 22: xagg.v1.FrozenReply
-	(*HandOverRequest)(nil),  // 23: xagg.v1.HandOverRequest
-	(*ResumeReply)(nil),      // 24: xagg.v1.ResumeReply
-	(*WhyRequest)(nil),       // 25: xagg.v1.WhyRequest
-	(*WhyReply)(nil),         // 26: xagg.v1.WhyReply
-	(*Blocker)(nil),          // 27: xagg.v1.Blocker
-	(*Waiting)(nil),          // 28: xagg.v1.Waiting
-	(*Abort)(nil),            // 29: xagg.v1.Abort
-	(*LeaveRequest)(nil),     // 30: xagg.v1.LeaveRequest
-	(*LeaveReply)(nil),       // 31: xagg.v1.LeaveReply
-	(*InfoRequest)(nil),      // 32: xagg.v1.InfoRequest
-	(*ServerInfo)(nil),       // 33: xagg.v1.ServerInfo
-	(*ListRequest)(nil),      // 34: xagg.v1.ListRequest
-	(*ListReply)(nil),        // 35: xagg.v1.ListReply
-	(*OpenSlotsRequest)(nil), // 36: xagg.v1.OpenSlotsRequest
-	(*OpenSlotsReply)(nil),   // 37: xagg.v1.OpenSlotsReply
-	(*OpenSlot)(nil),         // 38: xagg.v1.OpenSlot
-	(*ServerPlan)(nil),       // 39: xagg.v1.ServerPlan
-	(*InstallReply)(nil),     // 40: xagg.v1.InstallReply
-	(*ArmRequest)(nil),       // 41: xagg.v1.ArmRequest
-	(*ArmReply)(nil),         // 42: xagg.v1.ArmReply
-	(*RemoveRequest)(nil),    // 43: xagg.v1.RemoveRequest
-	(*RemoveReply)(nil),      // 44: xagg.v1.RemoveReply
-	(*StatsRequest)(nil),     // 45: xagg.v1.StatsRequest
-	(*StatsReply)(nil),       // 46: xagg.v1.StatsReply
-	(*RankStats)(nil),        // 47: xagg.v1.RankStats
-	nil,                      // 48: xagg.v1.SwitchStatus.ReasonsEntry
-	nil,                      // 49: xagg.v1.SwitchStatus.SentEntry
-	nil,                      // 50: xagg.v1.ServerStatus.ReasonsEntry
-	nil,                      // 51: xagg.v1.StatsReply.ReasonsEntry
+	(*AdaptRequest)(nil),     // 6: xagg.v1.AdaptRequest
+	(*ExplainRequest)(nil),   // 7: xagg.v1.ExplainRequest
+	(*ExplainReply)(nil),     // 8: xagg.v1.ExplainReply
+	(*RecordRequest)(nil),    // 9: xagg.v1.RecordRequest
+	(*TraceLine)(nil),        // 10: xagg.v1.TraceLine
+	(*Consistency)(nil),      // 11: xagg.v1.Consistency
+	(*Job)(nil),              // 12: xagg.v1.Job
+	(*Change)(nil),           // 13: xagg.v1.Change
+	(*RemoveJobRequest)(nil), // 14: xagg.v1.RemoveJobRequest
+	(*RemoveJobReply)(nil),   // 15: xagg.v1.RemoveJobReply
+	(*SteerRequest)(nil),     // 16: xagg.v1.SteerRequest
+	(*ReportRequest)(nil),    // 17: xagg.v1.ReportRequest
+	(*Round)(nil),            // 18: xagg.v1.Round
+	(*Last)(nil),             // 19: xagg.v1.Last
+	(*Progress)(nil),         // 20: xagg.v1.Progress
+	(*ReportReply)(nil),      // 21: xagg.v1.ReportReply
+	(*JoinRequest)(nil),      // 22: xagg.v1.JoinRequest
+	(*JoinEvent)(nil),        // 23: xagg.v1.JoinEvent
+	(*Ready)(nil),            // 24: xagg.v1.Ready
+	(*Freeze)(nil),           // 25: xagg.v1.Freeze
+	(*Held)(nil),             // 26: xagg.v1.Held
+	(*FrozenRequest)(nil),    // 27: xagg.v1.FrozenRequest
+	(*ChunkID)(nil),          // 28: xagg.v1.ChunkID
+	(*FrozenReply)(nil),      // 29: xagg.v1.FrozenReply
+	(*HandOverRequest)(nil),  // 30: xagg.v1.HandOverRequest
+	(*ResumeReply)(nil),      // 31: xagg.v1.ResumeReply
+	(*WhyRequest)(nil),       // 32: xagg.v1.WhyRequest
+	(*WhyReply)(nil),         // 33: xagg.v1.WhyReply
+	(*Blocker)(nil),          // 34: xagg.v1.Blocker
+	(*Waiting)(nil),          // 35: xagg.v1.Waiting
+	(*Abort)(nil),            // 36: xagg.v1.Abort
+	(*LeaveRequest)(nil),     // 37: xagg.v1.LeaveRequest
+	(*LeaveReply)(nil),       // 38: xagg.v1.LeaveReply
+	(*InfoRequest)(nil),      // 39: xagg.v1.InfoRequest
+	(*ServerInfo)(nil),       // 40: xagg.v1.ServerInfo
+	(*ListRequest)(nil),      // 41: xagg.v1.ListRequest
+	(*ListReply)(nil),        // 42: xagg.v1.ListReply
+	(*OpenSlotsRequest)(nil), // 43: xagg.v1.OpenSlotsRequest
+	(*OpenSlotsReply)(nil),   // 44: xagg.v1.OpenSlotsReply
+	(*OpenSlot)(nil),         // 45: xagg.v1.OpenSlot
+	(*ServerPlan)(nil),       // 46: xagg.v1.ServerPlan
+	(*InstallReply)(nil),     // 47: xagg.v1.InstallReply
+	(*ArmRequest)(nil),       // 48: xagg.v1.ArmRequest
+	(*ArmReply)(nil),         // 49: xagg.v1.ArmReply
+	(*RemoveRequest)(nil),    // 50: xagg.v1.RemoveRequest
+	(*RemoveReply)(nil),      // 51: xagg.v1.RemoveReply
+	(*StatsRequest)(nil),     // 52: xagg.v1.StatsRequest
+	(*StatsReply)(nil),       // 53: xagg.v1.StatsReply
+	(*RankStats)(nil),        // 54: xagg.v1.RankStats
+	nil,                      // 55: xagg.v1.SwitchStatus.ReasonsEntry
+	nil,                      // 56: xagg.v1.SwitchStatus.SentEntry
+	nil,                      // 57: xagg.v1.ServerStatus.ReasonsEntry
+	nil,                      // 58: xagg.v1.StatsReply.ReasonsEntry
 }
 var file_xagg_proto_depIdxs = []int32{
 	2,  // 0: xagg.v1.StatusReply.switch:type_name -> xagg.v1.SwitchStatus
 	3,  // 1: xagg.v1.StatusReply.servers:type_name -> xagg.v1.ServerStatus
-	7,  // 2: xagg.v1.StatusReply.jobs:type_name -> xagg.v1.Job
-	48, // 3: xagg.v1.SwitchStatus.reasons:type_name -> xagg.v1.SwitchStatus.ReasonsEntry
-	49, // 4: xagg.v1.SwitchStatus.sent:type_name -> xagg.v1.SwitchStatus.SentEntry
-	33, // 5: xagg.v1.ServerStatus.info:type_name -> xagg.v1.ServerInfo
-	50, // 6: xagg.v1.ServerStatus.reasons:type_name -> xagg.v1.ServerStatus.ReasonsEntry
+	12, // 2: xagg.v1.StatusReply.jobs:type_name -> xagg.v1.Job
+	55, // 3: xagg.v1.SwitchStatus.reasons:type_name -> xagg.v1.SwitchStatus.ReasonsEntry
+	56, // 4: xagg.v1.SwitchStatus.sent:type_name -> xagg.v1.SwitchStatus.SentEntry
+	40, // 5: xagg.v1.ServerStatus.info:type_name -> xagg.v1.ServerInfo
+	57, // 6: xagg.v1.ServerStatus.reasons:type_name -> xagg.v1.ServerStatus.ReasonsEntry
 	4,  // 7: xagg.v1.CreateJobRequest.policy:type_name -> xagg.v1.Policy
-	6,  // 8: xagg.v1.CreateJobRequest.consistency:type_name -> xagg.v1.Consistency
-	6,  // 9: xagg.v1.Job.consistency:type_name -> xagg.v1.Consistency
-	8,  // 10: xagg.v1.Job.change:type_name -> xagg.v1.Change
-	4,  // 11: xagg.v1.SteerRequest.policy:type_name -> xagg.v1.Policy
-	13, // 12: xagg.v1.ReportRequest.progress:type_name -> xagg.v1.Progress
-	17, // 13: xagg.v1.JoinEvent.ready:type_name -> xagg.v1.Ready
-	29, // 14: xagg.v1.JoinEvent.abort:type_name -> xagg.v1.Abort
-	18, // 15: xagg.v1.JoinEvent.freeze:type_name -> xagg.v1.Freeze
-	6,  // 16: xagg.v1.Ready.consistency:type_name -> xagg.v1.Consistency
-	19, // 17: xagg.v1.FrozenRequest.rounds:type_name -> xagg.v1.Held
-	21, // 18: xagg.v1.FrozenReply.hand_over:type_name -> xagg.v1.ChunkID
-	19, // 19: xagg.v1.ResumeReply.finals:type_name -> xagg.v1.Held
-	27, // 20: xagg.v1.WhyReply.blockers:type_name -> xagg.v1.Blocker
-	28, // 21: xagg.v1.WhyReply.waiting:type_name -> xagg.v1.Waiting
-	13, // 22: xagg.v1.Blocker.progress:type_name -> xagg.v1.Progress
-	39, // 23: xagg.v1.ListReply.plans:type_name -> xagg.v1.ServerPlan
-	38, // 24: xagg.v1.OpenSlotsReply.slots:type_name -> xagg.v1.OpenSlot
-	51, // 25: xagg.v1.StatsReply.reasons:type_name -> xagg.v1.StatsReply.ReasonsEntry
-	47, // 26: xagg.v1.StatsReply.ranks:type_name -> xagg.v1.RankStats
-	0,  // 27: xagg.v1.Controller.Status:input_type -> xagg.v1.StatusRequest
-	5,  // 28: xagg.v1.Controller.CreateJob:input_type -> xagg.v1.CreateJobRequest
-	9,  // 29: xagg.v1.Controller.RemoveJob:input_type -> xagg.v1.RemoveJobRequest
-	11, // 30: xagg.v1.Controller.Steer:input_type -> xagg.v1.SteerRequest
-	15, // 31: xagg.v1.Controller.Join:input_type -> xagg.v1.JoinRequest
-	12, // 32: xagg.v1.Controller.Report:input_type -> xagg.v1.ReportRequest
-	20, // 33: xagg.v1.Controller.Frozen:input_type -> xagg.v1.FrozenRequest
-	23, // 34: xagg.v1.Controller.HandOver:input_type -> xagg.v1.HandOverRequest
-	25, // 35: xagg.v1.Controller.Why:input_type -> xagg.v1.WhyRequest
-	30, // 36: xagg.v1.Controller.Leave:input_type -> xagg.v1.LeaveRequest
-	32, // 37: xagg.v1.Agent.Info:input_type -> xagg.v1.InfoRequest
-	39, // 38: xagg.v1.Agent.Install:input_type -> xagg.v1.ServerPlan
-	41, // 39: xagg.v1.Agent.Arm:input_type -> xagg.v1.ArmRequest
-	43, // 40: xagg.v1.Agent.Remove:input_type -> xagg.v1.RemoveRequest
-	45, // 41: xagg.v1.Agent.Stats:input_type -> xagg.v1.StatsRequest
-	34, // 42: xagg.v1.Agent.List:input_type -> xagg.v1.ListRequest
-	36, // 43: xagg.v1.Agent.OpenSlots:input_type -> xagg.v1.OpenSlotsRequest
-	1,  // 44: xagg.v1.Controller.Status:output_type -> xagg.v1.StatusReply
-	7,  // 45: xagg.v1.Controller.CreateJob:output_type -> xagg.v1.Job
-	10, // 46: xagg.v1.Controller.RemoveJob:output_type -> xagg.v1.RemoveJobReply
-	7,  // 47: xagg.v1.Controller.Steer:output_type -> xagg.v1.Job
-	16, // 48: xagg.v1.Controller.Join:output_type -> xagg.v1.JoinEvent
-	14, // 49: xagg.v1.Controller.Report:output_type -> xagg.v1.ReportReply
-	22, // 50: xagg.v1.Controller.Frozen:output_type -> xagg.v1.FrozenReply
-	24, // 51: xagg.v1.Controller.HandOver:output_type -> xagg.v1.ResumeReply
-	26, // 52: xagg.v1.Controller.Why:output_type -> xagg.v1.WhyReply
-	31, // 53: xagg.v1.Controller.Leave:output_type -> xagg.v1.LeaveReply
-	33, // 54: xagg.v1.Agent.Info:output_type -> xagg.v1.ServerInfo
-	40, // 55: xagg.v1.Agent.Install:output_type -> xagg.v1.InstallReply
-	42, // 56: xagg.v1.Agent.Arm:output_type -> xagg.v1.ArmReply
-	44, // 57: xagg.v1.Agent.Remove:output_type -> xagg.v1.RemoveReply
-	46, // 58: xagg.v1.Agent.Stats:output_type -> xagg.v1.StatsReply
-	35, // 59: xagg.v1.Agent.List:output_type -> xagg.v1.ListReply
-	37, // 60: xagg.v1.Agent.OpenSlots:output_type -> xagg.v1.OpenSlotsReply
-	44, // [44:61] is the sub-list for method output_type
-	27, // [27:44] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	11, // 8: xagg.v1.CreateJobRequest.consistency:type_name -> xagg.v1.Consistency
+	12, // 9: xagg.v1.ExplainReply.job:type_name -> xagg.v1.Job
+	11, // 10: xagg.v1.Job.consistency:type_name -> xagg.v1.Consistency
+	13, // 11: xagg.v1.Job.change:type_name -> xagg.v1.Change
+	4,  // 12: xagg.v1.SteerRequest.policy:type_name -> xagg.v1.Policy
+	20, // 13: xagg.v1.ReportRequest.progress:type_name -> xagg.v1.Progress
+	18, // 14: xagg.v1.ReportRequest.rounds:type_name -> xagg.v1.Round
+	19, // 15: xagg.v1.Round.last:type_name -> xagg.v1.Last
+	24, // 16: xagg.v1.JoinEvent.ready:type_name -> xagg.v1.Ready
+	36, // 17: xagg.v1.JoinEvent.abort:type_name -> xagg.v1.Abort
+	25, // 18: xagg.v1.JoinEvent.freeze:type_name -> xagg.v1.Freeze
+	11, // 19: xagg.v1.Ready.consistency:type_name -> xagg.v1.Consistency
+	26, // 20: xagg.v1.FrozenRequest.rounds:type_name -> xagg.v1.Held
+	28, // 21: xagg.v1.FrozenReply.hand_over:type_name -> xagg.v1.ChunkID
+	26, // 22: xagg.v1.ResumeReply.finals:type_name -> xagg.v1.Held
+	34, // 23: xagg.v1.WhyReply.blockers:type_name -> xagg.v1.Blocker
+	35, // 24: xagg.v1.WhyReply.waiting:type_name -> xagg.v1.Waiting
+	20, // 25: xagg.v1.Blocker.progress:type_name -> xagg.v1.Progress
+	46, // 26: xagg.v1.ListReply.plans:type_name -> xagg.v1.ServerPlan
+	45, // 27: xagg.v1.OpenSlotsReply.slots:type_name -> xagg.v1.OpenSlot
+	58, // 28: xagg.v1.StatsReply.reasons:type_name -> xagg.v1.StatsReply.ReasonsEntry
+	54, // 29: xagg.v1.StatsReply.ranks:type_name -> xagg.v1.RankStats
+	0,  // 30: xagg.v1.Controller.Status:input_type -> xagg.v1.StatusRequest
+	5,  // 31: xagg.v1.Controller.CreateJob:input_type -> xagg.v1.CreateJobRequest
+	14, // 32: xagg.v1.Controller.RemoveJob:input_type -> xagg.v1.RemoveJobRequest
+	16, // 33: xagg.v1.Controller.Steer:input_type -> xagg.v1.SteerRequest
+	6,  // 34: xagg.v1.Controller.Adapt:input_type -> xagg.v1.AdaptRequest
+	7,  // 35: xagg.v1.Controller.Explain:input_type -> xagg.v1.ExplainRequest
+	9,  // 36: xagg.v1.Controller.Record:input_type -> xagg.v1.RecordRequest
+	22, // 37: xagg.v1.Controller.Join:input_type -> xagg.v1.JoinRequest
+	17, // 38: xagg.v1.Controller.Report:input_type -> xagg.v1.ReportRequest
+	27, // 39: xagg.v1.Controller.Frozen:input_type -> xagg.v1.FrozenRequest
+	30, // 40: xagg.v1.Controller.HandOver:input_type -> xagg.v1.HandOverRequest
+	32, // 41: xagg.v1.Controller.Why:input_type -> xagg.v1.WhyRequest
+	37, // 42: xagg.v1.Controller.Leave:input_type -> xagg.v1.LeaveRequest
+	39, // 43: xagg.v1.Agent.Info:input_type -> xagg.v1.InfoRequest
+	46, // 44: xagg.v1.Agent.Install:input_type -> xagg.v1.ServerPlan
+	48, // 45: xagg.v1.Agent.Arm:input_type -> xagg.v1.ArmRequest
+	50, // 46: xagg.v1.Agent.Remove:input_type -> xagg.v1.RemoveRequest
+	52, // 47: xagg.v1.Agent.Stats:input_type -> xagg.v1.StatsRequest
+	41, // 48: xagg.v1.Agent.List:input_type -> xagg.v1.ListRequest
+	43, // 49: xagg.v1.Agent.OpenSlots:input_type -> xagg.v1.OpenSlotsRequest
+	1,  // 50: xagg.v1.Controller.Status:output_type -> xagg.v1.StatusReply
+	12, // 51: xagg.v1.Controller.CreateJob:output_type -> xagg.v1.Job
+	15, // 52: xagg.v1.Controller.RemoveJob:output_type -> xagg.v1.RemoveJobReply
+	12, // 53: xagg.v1.Controller.Steer:output_type -> xagg.v1.Job
+	12, // 54: xagg.v1.Controller.Adapt:output_type -> xagg.v1.Job
+	8,  // 55: xagg.v1.Controller.Explain:output_type -> xagg.v1.ExplainReply
+	10, // 56: xagg.v1.Controller.Record:output_type -> xagg.v1.TraceLine
+	23, // 57: xagg.v1.Controller.Join:output_type -> xagg.v1.JoinEvent
+	21, // 58: xagg.v1.Controller.Report:output_type -> xagg.v1.ReportReply
+	29, // 59: xagg.v1.Controller.Frozen:output_type -> xagg.v1.FrozenReply
+	31, // 60: xagg.v1.Controller.HandOver:output_type -> xagg.v1.ResumeReply
+	33, // 61: xagg.v1.Controller.Why:output_type -> xagg.v1.WhyReply
+	38, // 62: xagg.v1.Controller.Leave:output_type -> xagg.v1.LeaveReply
+	40, // 63: xagg.v1.Agent.Info:output_type -> xagg.v1.ServerInfo
+	47, // 64: xagg.v1.Agent.Install:output_type -> xagg.v1.InstallReply
+	49, // 65: xagg.v1.Agent.Arm:output_type -> xagg.v1.ArmReply
+	51, // 66: xagg.v1.Agent.Remove:output_type -> xagg.v1.RemoveReply
+	53, // 67: xagg.v1.Agent.Stats:output_type -> xagg.v1.StatsReply
+	42, // 68: xagg.v1.Agent.List:output_type -> xagg.v1.ListReply
+	44, // 69: xagg.v1.Agent.OpenSlots:output_type -> xagg.v1.OpenSlotsReply
+	50, // [50:70] is the sub-list for method output_type
+	30, // [30:50] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_xagg_proto_init() }
@@ -3797,7 +4389,7 @@ func file_xagg_proto_init() {
 	if File_xagg_proto != nil {
 		return
 	}
-	file_xagg_proto_msgTypes[16].OneofWrappers = []any{
+	file_xagg_proto_msgTypes[23].OneofWrappers = []any{
 		(*JoinEvent_Ready)(nil),
 		(*JoinEvent_Abort)(nil),
 		(*JoinEvent_Freeze)(nil),
@@ -3808,7 +4400,7 @@ func file_xagg_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xagg_proto_rawDesc), len(file_xagg_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   52,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

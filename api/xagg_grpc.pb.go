@@ -25,6 +25,9 @@ const (
 	Controller_CreateJob_FullMethodName = "/xagg.v1.Controller/CreateJob"
 	Controller_RemoveJob_FullMethodName = "/xagg.v1.Controller/RemoveJob"
 	Controller_Steer_FullMethodName     = "/xagg.v1.Controller/Steer"
+	Controller_Adapt_FullMethodName     = "/xagg.v1.Controller/Adapt"
+	Controller_Explain_FullMethodName   = "/xagg.v1.Controller/Explain"
+	Controller_Record_FullMethodName    = "/xagg.v1.Controller/Record"
 	Controller_Join_FullMethodName      = "/xagg.v1.Controller/Join"
 	Controller_Report_FullMethodName    = "/xagg.v1.Controller/Report"
 	Controller_Frozen_FullMethodName    = "/xagg.v1.Controller/Frozen"
@@ -56,6 +59,14 @@ type ControllerClient interface {
 	// FAILED_PRECONDITION while another change is under way, or when the job is over; otherwise like CreateJob, and then
 	// the job keeps its plan.
 	Steer(ctx context.Context, in *SteerRequest, opts ...grpc.CallOption) (*Job, error)
+	// Adapt changes how a job's plan follows what is measured. Its plan does not change by that. INVALID_ARGUMENT with the
+	// field's name when the policy is wrong or does not fit the job, which then keeps the one that it has.
+	Adapt(ctx context.Context, in *AdaptRequest, opts ...grpc.CallOption) (*Job, error)
+	// Explain says what a job's policy decided last, and from what.
+	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainReply, error)
+	// Record sends what the policy of a job is told and decides, as lines of a trace, from now on until the job is over. A
+	// reader that is too slow loses the stream, RESOURCE_EXHAUSTED, rather than lines.
+	Record(ctx context.Context, in *RecordRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TraceLine], error)
 	// Join is a worker's rendezvous. The first event is `ready`, sent when all ranks have joined with equal digests; the
 	// stream stays open while the worker takes part, and ends when all have left. A worker that goes away after `ready`
 	// without Leave ends the job for the others with an `abort` event that names it; of a quorum job with enough ranks left it
@@ -127,9 +138,48 @@ func (c *controllerClient) Steer(ctx context.Context, in *SteerRequest, opts ...
 	return out, nil
 }
 
+func (c *controllerClient) Adapt(ctx context.Context, in *AdaptRequest, opts ...grpc.CallOption) (*Job, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Job)
+	err := c.cc.Invoke(ctx, Controller_Adapt_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controllerClient) Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainReply)
+	err := c.cc.Invoke(ctx, Controller_Explain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *controllerClient) Record(ctx context.Context, in *RecordRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TraceLine], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Controller_ServiceDesc.Streams[0], Controller_Record_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RecordRequest, TraceLine]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Controller_RecordClient = grpc.ServerStreamingClient[TraceLine]
+
 func (c *controllerClient) Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[JoinEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Controller_ServiceDesc.Streams[0], Controller_Join_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Controller_ServiceDesc.Streams[1], Controller_Join_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -219,6 +269,14 @@ type ControllerServer interface {
 	// FAILED_PRECONDITION while another change is under way, or when the job is over; otherwise like CreateJob, and then
 	// the job keeps its plan.
 	Steer(context.Context, *SteerRequest) (*Job, error)
+	// Adapt changes how a job's plan follows what is measured. Its plan does not change by that. INVALID_ARGUMENT with the
+	// field's name when the policy is wrong or does not fit the job, which then keeps the one that it has.
+	Adapt(context.Context, *AdaptRequest) (*Job, error)
+	// Explain says what a job's policy decided last, and from what.
+	Explain(context.Context, *ExplainRequest) (*ExplainReply, error)
+	// Record sends what the policy of a job is told and decides, as lines of a trace, from now on until the job is over. A
+	// reader that is too slow loses the stream, RESOURCE_EXHAUSTED, rather than lines.
+	Record(*RecordRequest, grpc.ServerStreamingServer[TraceLine]) error
 	// Join is a worker's rendezvous. The first event is `ready`, sent when all ranks have joined with equal digests; the
 	// stream stays open while the worker takes part, and ends when all have left. A worker that goes away after `ready`
 	// without Leave ends the job for the others with an `abort` event that names it; of a quorum job with enough ranks left it
@@ -261,6 +319,15 @@ func (UnimplementedControllerServer) RemoveJob(context.Context, *RemoveJobReques
 }
 func (UnimplementedControllerServer) Steer(context.Context, *SteerRequest) (*Job, error) {
 	return nil, status.Error(codes.Unimplemented, "method Steer not implemented")
+}
+func (UnimplementedControllerServer) Adapt(context.Context, *AdaptRequest) (*Job, error) {
+	return nil, status.Error(codes.Unimplemented, "method Adapt not implemented")
+}
+func (UnimplementedControllerServer) Explain(context.Context, *ExplainRequest) (*ExplainReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Explain not implemented")
+}
+func (UnimplementedControllerServer) Record(*RecordRequest, grpc.ServerStreamingServer[TraceLine]) error {
+	return status.Error(codes.Unimplemented, "method Record not implemented")
 }
 func (UnimplementedControllerServer) Join(*JoinRequest, grpc.ServerStreamingServer[JoinEvent]) error {
 	return status.Error(codes.Unimplemented, "method Join not implemented")
@@ -372,6 +439,53 @@ func _Controller_Steer_Handler(srv interface{}, ctx context.Context, dec func(in
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Controller_Adapt_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdaptRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServer).Adapt(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Controller_Adapt_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServer).Adapt(ctx, req.(*AdaptRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Controller_Explain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServer).Explain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Controller_Explain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServer).Explain(ctx, req.(*ExplainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Controller_Record_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(RecordRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControllerServer).Record(m, &grpc.GenericServerStream[RecordRequest, TraceLine]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Controller_RecordServer = grpc.ServerStreamingServer[TraceLine]
 
 func _Controller_Join_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(JoinRequest)
@@ -498,6 +612,14 @@ var Controller_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Controller_Steer_Handler,
 		},
 		{
+			MethodName: "Adapt",
+			Handler:    _Controller_Adapt_Handler,
+		},
+		{
+			MethodName: "Explain",
+			Handler:    _Controller_Explain_Handler,
+		},
+		{
 			MethodName: "Report",
 			Handler:    _Controller_Report_Handler,
 		},
@@ -519,6 +641,11 @@ var Controller_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Record",
+			Handler:       _Controller_Record_Handler,
+			ServerStreams: true,
+		},
 		{
 			StreamName:    "Join",
 			Handler:       _Controller_Join_Handler,

@@ -12,6 +12,7 @@ import (
 	"xagg/internal/endpoint"
 	"xagg/internal/strictyaml"
 	"xagg/policy"
+	"xagg/policy/adapt"
 )
 
 // Example is a complete configuration file with comments.
@@ -81,6 +82,8 @@ type JobSpec struct {
 	Consistency Consistency `yaml:"consistency"`
 	// Depth is how many rounds may be under way, 1..16; 0 = 1. Of an async job it counts all-reduces of different tensors.
 	Depth int `yaml:"depth"`
+	// Adapt has the plan follow what is measured: ranks begin where Policy has them and move from there. nil = they stay.
+	Adapt *adapt.Config `yaml:"adapt,omitempty"`
 }
 
 // MAC is an Ethernet address, as comparable data.
@@ -275,7 +278,10 @@ func (j JobSpec) Validate() error {
 			return under("policy", err)
 		}
 	}
-	return j.validateRounds()
+	if err := j.validateRounds(); err != nil {
+		return err
+	}
+	return j.validateAdapt()
 }
 
 func field(name string, err error) error { return &policy.FieldError{Field: name, Err: err} }

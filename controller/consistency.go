@@ -154,6 +154,18 @@ func (j JobSpec) complete() JobSpec {
 	return j
 }
 
+// equal reports whether two jobs are the same with their defaults filled in, but for Adapt, which says nothing of what
+// they are.
+func (j JobSpec) equal(k JobSpec) bool {
+	j, k = j.complete(), k.complete()
+	j.Adapt, k.Adapt = nil, nil
+	p, q := j.Policy, k.Policy
+	if j.Policy, k.Policy = nil, nil; j != k || p == nil || q == nil {
+		return j == k && p == q
+	}
+	return p.Complete(nil).Equal(q.Complete(nil))
+}
+
 // validateRounds checks depth and consistency, and that servers can count the slots that they take. Errors are of type
 // [*policy.FieldError].
 func (j JobSpec) validateRounds() error {

@@ -9,7 +9,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"net"
-	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -40,6 +39,7 @@ type Controller struct {
 	cfg      Config
 	log      *slog.Logger
 	dial     endpoint.Dialer
+	origin   time.Time       // of the telemetry's time
 	election p4rt.ElectionID // the time of New: the controller that was started last is primary
 	program  *p4rt.Program
 	base     objects // wanted whether there are jobs or not
@@ -47,9 +47,12 @@ type Controller struct {
 	mu     sync.Mutex
 	intent intent
 	meets  map[string]*rendezvous // by job
-	errs   map[string]error       // by job: what kept its objects from being installed last time
+	// adaptations have plans follow what is measured, by job; of those that run.
+	adaptations map[string]*adaptation
+	errs        map[string]error // by job: what kept its objects from being installed last time
 	// recoveries is the number of the last recovery. Those of a controller that is started later are larger.
 	recoveries uint64
+	earlier    uint64 // no recovery of this controller's has this number or a smaller one
 	// What the memory of the devices is recognized by; 0 and none where there was no connection yet.
 	pipeline uint64            // cookie of the switch's
 	arenas   map[string]uint64 // instances of the servers', by name
@@ -92,20 +95,24 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		return nil, err
 	}
 	c := &Controller{
-		cfg:        cfg,
-		log:        slog.New(slog.DiscardHandler),
-		dial:       endpoint.Connect,
-		election:   p4rt.ElectionID{Low: uint64(time.Now().UnixNano())},
-		program:    program,
-		meets:      make(map[string]*rendezvous),
-		errs:       make(map[string]error),
-		recoveries: uint64(time.Now().UnixNano()),
-		have:       make(map[uint16]objects),
-		looking:    make(chan struct{}, 1),
-		changes:    newChanges(),
-		arenas:     make(map[string]uint64),
-		grace:      returnGrace,
+		cfg:      cfg,
+		log:      slog.New(slog.DiscardHandler),
+		dial:     endpoint.Connect,
+		election: p4rt.ElectionID{Low: uint64(time.Now().UnixNano())},
+		program:  program,
+		meets:    make(map[string]*rendezvous),
+		origin:   time.Now(),
+
+		adaptations: make(map[string]*adaptation),
+		errs:        make(map[string]error),
+		recoveries:  uint64(time.Now().UnixNano()),
+		have:        make(map[uint16]objects),
+		looking:     make(chan struct{}, 1),
+		changes:     newChanges(),
+		arenas:      make(map[string]uint64),
+		grace:       returnGrace,
 	}
+	c.earlier = c.recoveries
 	c.base = desiredBase(&c.cfg)
 	c.intent = intent{
 		cfg:   &c.cfg,
@@ -136,23 +143,24 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 			c.errs[spec.Name] = errNotInstalled
 		}
 	}
+	for _, j := range c.intent.sorted() {
+		if note := c.intent.deviates(j); note != "" {
+			c.log.Warn("job is not what the configuration would have", "job", j.spec.Name, "note", note)
+		}
+	}
 	c.links.init(&c.cfg)
 	return c, nil
 }
 
-// keeps reports whether a configured job is there already, with what an earlier controller has kept. One that was configured
-// otherwise since is planned anew, unless it runs.
+// keeps reports whether a configured job is there already, with what an earlier controller has kept. One that the
+// configuration would have otherwise since is planned anew, unless it runs.
 func (c *Controller) keeps(spec JobSpec) bool {
 	j := c.intent.jobs[spec.Name]
 	if j == nil {
 		return false
 	}
-	if reflect.DeepEqual(j.spec, spec.complete()) {
-		return true
-	}
-	if c.meets[spec.Name].state == stateRunning {
-		c.log.Warn("job runs, and keeps what it was created with; remove it and restart the controller to have it as it is configured now",
-			"job", spec.Name)
+	if c.intent.deviates(j) == "" || c.meets[spec.Name].state == stateRunning {
+		j.spec.Adapt = spec.Adapt // it may be changed at any time
 		return true
 	}
 	delete(c.intent.jobs, spec.Name)

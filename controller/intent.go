@@ -32,8 +32,9 @@ type intent struct {
 type job struct {
 	spec       JobSpec // complete
 	id         uint16
-	plan               // the one that rounds run under, or the newer one once nobody needs the older
-	change     *change // nil = the plan does not change
+	rule       policy.Static // that the configuration had for it when its plan was decided last; complete
+	plan                     // the one that rounds run under, or the newer one once nobody needs the older
+	change     *change       // nil = the plan does not change
 	recovering recoveringState
 	lease      span     // of switch slots, policy.SlotsPerPool * pool of them, for both halves
 	rids       span     // egress_rid of rank r is rids.base + r
@@ -185,9 +186,10 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 	if _, taken := in.jobs[spec.Name]; taken {
 		return nil, &existsError{spec.Name}
 	}
-	rule := in.cfg.Policy
-	if spec.Policy != nil {
-		rule = *spec.Policy
+	rule := in.ruleOf(spec)
+	if spec.Adapt != nil && rule.Mode == policy.ModeServer {
+		return nil, fieldf("policy.mode", "mode %q leaves nothing to move; begin with mode %q or %q, or leave out adapt", policy.ModeServer,
+			policy.ModeSwitch, policy.ModeHybrid)
 	}
 	free := in.slotsFree()
 	decision, err := rule.Decide(policy.Input{
@@ -199,7 +201,7 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 	if err := spec.Consistency.allows(decision.Plan); err != nil {
 		return nil, err
 	}
-	j := &job{spec: spec, plan: plan{in.firstEpoch(), decision}}
+	j := &job{spec: spec, rule: rule, plan: plan{in.firstEpoch(), decision}}
 	var ok bool
 	if j.lease, ok = firstFit(in.taken(func(j *job) span { return j.lease }), 0, in.slots,
 		policy.SlotsPerPool*decision.Pool); !ok {
@@ -219,6 +221,31 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 	j.id = in.freshID()
 	in.jobs[spec.Name] = j
 	return j, nil
+}
+
+// ruleOf returns the rule that the configuration has for a job: its own, or the one for all. It is complete.
+func (in *intent) ruleOf(spec JobSpec) policy.Static {
+	rule := in.cfg.Policy
+	if spec.Policy != nil {
+		rule = *spec.Policy
+	}
+	if spec.Adapt != nil && rule.Pool == 0 { // it has to do for every plan that may come
+		rule.Pool = policy.SteerablePool(spec.Ranks)
+	}
+	return rule.Complete(in.serverNames())
+}
+
+// deviates says in words in what the configuration would have a job otherwise, since it was changed; empty = in nothing.
+func (in *intent) deviates(j *job) string {
+	i := slices.IndexFunc(in.cfg.Jobs, func(spec JobSpec) bool { return spec.Name == j.spec.Name })
+	switch {
+	case i >= 0 && !in.cfg.Jobs[i].equal(j.spec):
+		return "it keeps what it was created with; remove it and restart the controller to have it as it is configured now"
+	case !j.rule.Equal(in.ruleOf(j.spec)):
+		return fmt.Sprintf("its plan was decided when the configuration had another policy or other servers; 'xagg job steer %s' gives it "+
+			"another", j.spec.Name)
+	}
+	return ""
 }
 
 // renew makes a fresh incarnation of a job: packets of the old one must not count in the new one.

@@ -69,7 +69,7 @@ type targetPlan struct {
 	half    span // of the switch's slots
 }
 
-// target returns what is to be looked at of a job, nil if it does not run.
+// target returns what is to be looked at of a job, nil if it does not run or recovers: its ranks stand still then.
 func (c *Controller) target(name string) (t *target, meet *rendezvous) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -78,7 +78,7 @@ func (c *Controller) target(name string) (t *target, meet *rendezvous) {
 		return nil, nil
 	}
 	meet = c.meets[name]
-	if meet.state != stateRunning {
+	if meet.state != stateRunning || meet.recovery.underWay() {
 		return nil, meet
 	}
 	t = &target{id: j.id, ranks: j.spec.Ranks}
@@ -331,6 +331,9 @@ func (r *rendezvous) evidence(now time.Time, l look) *evidence {
 	e := &evidence{
 		chunks: l.chunks, blind: l.blind,
 		hosts: make([]string, len(r.seats)), reports: make([]report, len(r.seats)),
+	}
+	if rec := r.recovery; rec.underWay() {
+		e.recovery = &recoveryEvidence{rec.lacks(), rec.asks(), now.Sub(rec.began)}
 	}
 	since := make(map[sightKey]time.Time)
 	for i, s := range e.chunks {

@@ -405,3 +405,30 @@ func TestSwitchFallsSilent(t *testing.T) {
 		t.Errorf("status is %v, %v", status, err)
 	}
 }
+
+// TestWhyWhileRecovering: the reply says that the job recovers, why, and whom that waits for; the devices are not asked.
+func TestWhyWhileRecovering(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	job := r.create("train", 2, &api.Policy{Pool: 16})
+	stations := r.serveAll(job, func(s *station) { s.deaf = s.n == 1 })
+	r.loseSwitch()
+	r.until("it waits for rank 1", func() bool { return strings.Contains(r.job("train").Recovery, "rank 1 to stop") })
+	r.ready()
+	const recovery = "rank 1 to stop and say what they have (the switch has lost its memory)"
+	reply, err := r.client.Why(r.context(), &api.WhyRequest{Job: "train"})
+	if err != nil || reply.Recovery != recovery || reply.Summary != "the job is being recovered; that waits for "+recovery ||
+		len(reply.Blockers) != 1 || reply.Blockers[0].Rank != 1 || len(reply.Waiting)+len(reply.Unreachable) != 0 {
+		t.Errorf("got %v, %v", reply, err)
+	}
+	s := stations[1]
+	s.mu.Lock()
+	s.deaf = false
+	s.mu.Unlock()
+	go s.recover(r.number("train"))
+	r.replies(stations)
+	r.sw.OnPacketOut = (&stalledJob{sw: agg.NewSwitch(4096)}).answerCtrl
+	if reply, err := r.client.Why(r.context(), &api.WhyRequest{Job: "train"}); err != nil || reply.Recovery != "" || len(reply.Blockers) != 0 {
+		t.Errorf("after the recovery: %v, %v", reply, err)
+	}
+}

@@ -13,6 +13,7 @@ import (
 
 	"xagg/api"
 	"xagg/recovery"
+	"xagg/wire"
 )
 
 const (
@@ -47,6 +48,7 @@ func (c *Controller) recover(ctx context.Context, j *job, reason string) {
 		return
 	}
 	meet.recovery.giveUp()
+	meet.recovers()
 	c.recoveries++
 	rec := newRecovering(c.recoveries, reason, meet.there(), meet.returning(), time.Now())
 	meet.recovery = rec
@@ -100,9 +102,11 @@ func (c *Controller) carryOut(ctx context.Context, j *job, meet *rendezvous, rec
 	for rank, s := range meet.seats {
 		switch bit := uint64(1) << rank; {
 		case rec.ranks&bit != 0:
-			s.epoch = rec.epoch // nothing of an older one is left to do
-		case rec.back&bit != 0 && rec.plan.CanReturn:
-			s.epoch, s.round, s.seq, s.fresh = rec.epoch, rec.plan.Return, rec.plan.ReturnSeq, true
+			s.epoch, s.missed = rec.epoch, false // nothing of an older one is left to do
+			s.fresh = wire.SerialLess(rec.plan.Round, s.round)
+		case rec.back&bit != 0 && rec.letsIn:
+			s.epoch, s.fresh = rec.epoch, wire.SerialLess(rec.plan.Round, rec.plan.Return)
+			s.round, s.seq, s.allReduces, s.returns = rec.plan.Return, rec.plan.ReturnSeq, rec.plan.ReturnAllReduce, rec.plan.Returns
 			close(s.back)
 		}
 	}
@@ -110,7 +114,7 @@ func (c *Controller) carryOut(ctx context.Context, j *job, meet *rendezvous, rec
 	c.running.Go(c.trySave) // where ranks that came back begin
 	log.Info("job has recovered", "took", time.Since(rec.began).Round(time.Microsecond))
 	c.links.announce()
-	if rec.back != 0 && !rec.plan.CanReturn {
+	if rec.back != 0 && !rec.letsIn {
 		c.running.Go(func() { c.letIn(ctx, j, meet, rec) })
 	}
 }
@@ -224,6 +228,10 @@ func (c *Controller) decide(ctx context.Context, j *job, meet *rendezvous, rec *
 	j.recovering = recoverInstalling
 	if rec.back != 0 {
 		j.members = meet.members()
+		if plan.CanReturn(uint32(j.spec.Depth), j.rounds()) {
+			plan.LetIn()
+			rec.letsIn = true
+		}
 	}
 	rec.decide(plan, j.epoch)
 	return true
@@ -297,7 +305,10 @@ func (s *service) Frozen(ctx context.Context, req *api.FrozenRequest) (*api.Froz
 		return nil, err
 	}
 	rank := int(req.GetRank())
-	state := recovery.State{First: req.GetFirst(), Next: req.GetNext(), Boundary: req.GetBoundary(), Seq: req.GetSeq()}
+	state := recovery.State{
+		First: req.GetFirst(), Next: req.GetNext(), Boundary: req.GetBoundary(), Seq: req.GetSeq(),
+		AllReduces: req.GetAllReduces(), Returns: req.GetReturns(),
+	}
 	for _, h := range req.GetRounds() {
 		state.Rounds = append(state.Rounds, recovery.Held{Round: h.GetRound(), Chunks: h.GetChunks(), Bits: h.GetHeld()})
 	}
@@ -336,13 +347,17 @@ func (s *service) HandOver(ctx context.Context, req *api.HandOverRequest) (*api.
 		return nil, err
 	}
 	reply := &api.ResumeReply{
-		Epoch: uint32(rec.epoch), Round: rec.plan.Round, Seq: rec.plan.Seq, Results: rec.lacked(rank),
+		Epoch: uint32(rec.epoch), Round: rec.plan.Round, Seq: rec.plan.Seq, Results: rec.lacked(rank), Returns: rec.plan.Returns,
 	}
 	for _, h := range rec.plan.Finals {
 		reply.Finals = append(reply.Finals, &api.Held{Round: h.Round, Chunks: h.Chunks, Held: h.Bits})
 	}
 	return reply, nil
 }
+
+// began reports whether a recovery is one of this controller's. It does not leave a rank stopped: one that was given up was
+// followed by another, or its job is over. c.mu is held.
+func (c *Controller) began(number uint64) bool { return c.earlier < number && number <= c.recoveries }
 
 // takesPart finds the recovery that a rank takes part in.
 func (c *Controller) takesPart(ctx context.Context, job string, rank, id uint32, number uint64) (*rendezvous, *recovering, error) {
@@ -359,7 +374,7 @@ func (c *Controller) takesPart(ctx context.Context, job string, rank, id uint32,
 	}
 	rec := meet.recovery
 	if rec == nil || rec.number != number || rec.ranks>>rank&1 == 0 || closed(rec.void) {
-		if j := c.intent.byID(meet.id); j != nil && !rec.underWay() {
+		if j := c.intent.byID(meet.id); j != nil && !rec.underWay() && !c.began(number) {
 			// An earlier controller has stopped the rank, and did not get further.
 			c.recover(ctx, j, "a controller that ended in the middle of a recovery")
 		}

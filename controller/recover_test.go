@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -90,7 +91,7 @@ func (s *station) recover(number uint64) {
 	deaf := s.deaf
 	req := &api.FrozenRequest{
 		Job: s.job, Rank: s.n, Id: s.id, Recovery: number, First: s.req.First, Next: s.req.Next, Boundary: s.req.Boundary,
-		Seq: s.req.Seq, Rounds: s.req.Rounds,
+		Seq: s.req.Seq, AllReduces: s.req.AllReduces, Returns: s.req.Returns, Rounds: s.req.Rounds,
 	}
 	damage := s.damage
 	s.mu.Unlock()
@@ -389,6 +390,7 @@ func TestQuorumGoesOn(t *testing.T) {
 	for i, s := range stations[:2] {
 		s.mu.Lock()
 		s.req.First, s.req.Next, s.req.Boundary, s.req.Seq = 3, uint32(3+i), uint32(4+i), uint32(10+i)
+		s.req.AllReduces, s.req.Returns = uint64(2+i), []uint64{uint64(7 * i)} // all have begun number 0
 		s.hold(0b11, 2, 1, 0)
 		s.hold(0b11, 3, 1)
 		if i == 1 {
@@ -401,11 +403,12 @@ func TestQuorumGoesOn(t *testing.T) {
 	}
 	back := r.join("q", 2, "d")
 	ready := back.ready()
-	if ready.Epoch != 3 || ready.Round != 5 || ready.Seq != 14 || ready.Job != job.Id {
+	if ready.Epoch != 3 || ready.Round != 5 || ready.Seq != 14 || ready.Job != job.Id || ready.AllReduces != 3 ||
+		!slices.Equal(ready.Returns, []uint64{3, 7}) {
 		t.Errorf("rank 2 comes back with %v", ready)
 	}
 	for _, reply := range r.replies(stations[:2]) {
-		if reply.Epoch != 3 || reply.Round != 3 || reply.Seq != 11 || len(reply.Finals) != 2 {
+		if reply.Epoch != 3 || reply.Round != 3 || reply.Seq != 11 || len(reply.Finals) != 2 || !slices.Equal(reply.Returns, []uint64{3, 7}) {
 			t.Errorf("resumes with %v", reply)
 		}
 	}
@@ -437,6 +440,42 @@ func TestQuorumGoesOn(t *testing.T) {
 	if a := back.aborted(); !strings.Contains(a.Reason, "rank 1 on host w1 went away without leaving, and without it and rank 0 fewer than 2") ||
 		!slices.Equal(a.Ranks, []uint32{0, 1}) {
 		t.Errorf("aborted with %v", a)
+	}
+}
+
+// TestReturnWaits: a rank is not let in while the all-reduce under way has more rounds to come than servers keep.
+func TestReturnWaits(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	job := r.quorumOfThree()
+	stations := r.serveAll(job, nil)
+	boundary := func(rounds uint32) {
+		for _, s := range stations[:2] {
+			s.mu.Lock()
+			s.req.Next, s.req.Boundary, s.req.Seq, s.req.AllReduces, s.req.Rounds = 1, rounds, 1, 1, nil
+			for round := range rounds {
+				s.hold(0b011, round, 1)
+			}
+			s.mu.Unlock()
+		}
+	}
+	boundary(8) // and one more that the rank would begin
+	stations[2].cancel()
+	r.until("rank 2 is gone", func() bool { return r.job("q").Gone == 0b100 })
+	back := r.join("q", 2, "d")
+	for _, reply := range r.replies(stations[:2]) {
+		if reply.Epoch != 2 || len(reply.Returns) != 0 {
+			t.Errorf("resumes with %v", reply)
+		}
+	}
+	boundary(7)
+	if ready := back.ready(); ready.Epoch != 3 || ready.Round != 7 || ready.AllReduces != 1 {
+		t.Errorf("rank 2 comes back with %v", ready)
+	}
+	for _, reply := range r.replies(stations[:2]) {
+		if reply.Epoch != 3 || !slices.Equal(reply.Returns, []uint64{1}) {
+			t.Errorf("resumes with %v", reply)
+		}
 	}
 }
 
@@ -552,5 +591,123 @@ func TestBreakFirst(t *testing.T) {
 		if !maps.EqualFunc(w.entities, entitiesOf(want), p4rt.Equal) || !maps.Equal(w.plans, want.plans) {
 			t.Errorf("%s: at the end there is %v %v", from, w.entities, w.plans)
 		}
+	}
+}
+
+// quorumOfThree creates a quorum job of three ranks, of which two are enough.
+func (r *room) quorumOfThree() *api.Job {
+	r.t.Helper()
+	job, err := r.client.CreateJob(r.context(), &api.CreateJobRequest{
+		Name: "q", Ranks: 3, MaxElems: 1000, Policy: &api.Policy{Mode: "server", Pool: 16},
+		Consistency: &api.Consistency{Mode: "quorum", Quorum: 2, WaitUs: 1000},
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return job
+}
+
+// losesStream has a rank's stream break.
+func (r *room) losesStream(s *station) {
+	r.t.Helper()
+	s.cancel()
+	r.until("a rank is missed", func() bool { return r.job(s.job).Gone>>s.n&1 != 0 })
+}
+
+// TestRankMissesAChange: a rank whose stream was broken while the plan changed, and the old one was removed, is brought to
+// the plan that the others have; not one that had changed too.
+func TestRankMissesAChange(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	job := r.quorumOfThree()
+	stations := r.serveAll(job, nil)
+	change := func(to string, epoch uint32, told ...*station) {
+		t.Helper()
+		if _, err := r.steer("q", steered[to]); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range told {
+			if err := s.report(job.Id, epoch); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.until("the change is over", func() bool { return r.job("q").Change == nil })
+	}
+	r.losesStream(stations[2])
+	change("one server", 2, stations...)
+	stations[2] = r.back("q", 2, job.Id).serve(job.Id, nil)
+	r.until("rank 2 is back", func() bool { return r.job("q").Gone == 0 })
+	if j := r.job("q"); j.Epoch != 2 || j.Recovery != "" {
+		t.Errorf("rank 2 has the plan, and the job is %v", j)
+	}
+
+	r.losesStream(stations[2])
+	change("server", 3, stations[:2]...)
+	stations[2] = r.back("q", 2, job.Id).serve(job.Id, nil)
+	for _, reply := range r.replies(stations) {
+		if reply.Epoch != 4 {
+			t.Errorf("resumes with %v", reply)
+		}
+	}
+	if j := r.job("q"); j.Epoch != 4 || j.Gone != 0 || j.Recovery != "" {
+		t.Errorf("job is %v", j)
+	}
+	r.installed()
+}
+
+// TestLeftIsNotLost: a rank that has finished and waits for the others is not told that the job has recovered without it
+// while its stream was broken.
+func TestLeftIsNotLost(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	job := r.quorumOfThree()
+	stations := r.serveAll(job, nil)
+	left := make(chan error, 1)
+	go func() { left <- stations[2].leave() }()
+	r.until("rank 2 has left", func() bool { return r.job("q").Left == 0b100 })
+	stations[2].cancel()
+	r.until("its stream is missed", func() bool {
+		r.c.mu.Lock()
+		defer r.c.mu.Unlock()
+		return r.c.meets["q"].seats[2].deaf
+	})
+	r.loseSwitch()
+	r.replies(stations[:2])
+	again := r.back("q", 2, job.Id)
+	again.ready()
+	r.leaveAll([]*rank{stations[0].rank, stations[1].rank})
+	if err := <-left; err != nil {
+		t.Errorf("leave: %v", err)
+	}
+	if event, err := again.stream.Recv(); err != io.EOF {
+		t.Errorf("got %v, %v, want the end of the stream", event, err)
+	}
+}
+
+// TestLateCallsAreNoLoss: a call of a recovery that is over, or was given up, which comes late begins no other.
+func TestLateCallsAreNoLoss(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	job := r.create("train", 2, &api.Policy{Pool: 16})
+	stations := r.serveAll(job, func(s *station) { s.deaf = s.n == 1 })
+	r.loseSwitch()
+	r.until("it waits for rank 1", func() bool { return strings.Contains(r.job("train").Recovery, "rank 1 to stop") })
+	given := r.number("train")
+	stations[1].mu.Lock()
+	stations[1].deaf = false
+	stations[1].mu.Unlock()
+	r.loseSwitch()
+	r.replies(stations)
+	over := r.number("train")
+	for _, number := range []uint64{given, over - 1} {
+		if _, err := r.client.Frozen(r.context(), &api.FrozenRequest{Job: "train", Id: job.Id, Recovery: number}); status.Code(err) != codes.Aborted {
+			t.Errorf("frozen by recovery %d: %v", number, err)
+		}
+		if _, err := r.client.HandOver(r.context(), &api.HandOverRequest{Job: "train", Id: job.Id, Recovery: number}); status.Code(err) != codes.Aborted {
+			t.Errorf("handed over to recovery %d: %v", number, err)
+		}
+	}
+	if now := r.number("train"); now != over || r.job("train").Recovery != "" {
+		t.Errorf("recovery %d has begun after %d: %v", now, over, r.job("train"))
 	}
 }

@@ -26,7 +26,8 @@ type recovering struct {
 	step   recoverStep
 	began  time.Time
 	ranks  uint64 // that take part: those that were there when it began
-	back   uint64 // ranks that come back with it
+	back   uint64 // ranks that want to come back with it, and
+	letsIn bool   // whether they can
 
 	states  map[int]recovery.State
 	plan    recovery.Plan
@@ -153,17 +154,34 @@ func (r *recovering) describe() string {
 		return ""
 	}
 	what := ""
-	switch {
-	case r.step == stepFreeze:
-		what = spellMask(r.silent()) + " to stop and say what they have"
+	switch ranks := r.lacks(); {
 	case r.blocked != nil:
 		what = fmt.Sprintf("epoch %d to be installed, which does not succeed: %v", r.epoch, r.blocked)
-	case r.waited() != 0:
-		what = spellMask(r.waited()) + " to hand over results"
-	default:
+	case ranks == 0:
 		what = fmt.Sprintf("epoch %d to be installed", r.epoch)
+	default:
+		what = fmt.Sprintf("%s to %s", spellMask(ranks), r.asks())
 	}
 	return fmt.Sprintf("%s (%s)", what, r.reason)
+}
+
+// lacks returns the mask of ranks that a recovery waits for.
+func (r *recovering) lacks() uint64 {
+	switch r.step {
+	case stepFreeze:
+		return r.silent()
+	case stepInstall:
+		return r.waited()
+	}
+	return 0
+}
+
+// asks says what a recovery has its ranks do, in words.
+func (r *recovering) asks() string {
+	if r.step == stepFreeze {
+		return "stop and say what they have"
+	}
+	return "hand over results"
 }
 
 // spellMask returns ranks in words.

@@ -61,8 +61,12 @@ type seat struct {
 	back   chan struct{} // of a rank that came back: closed when it may go on
 	round  uint32        // that it began with: not 0 where it came back
 	seq    uint32        // of that round's chunk 0
-	fresh  bool          // it came back, and nobody is known to have begun that round yet
+	fresh  bool          // it came back, and the rounds before that one may not be over
+	missed bool          // while it was away a plan was removed that it may need still
 	lost   error         // why it cannot take part any more, though it may be there
+	// allReduces is the number of the job's all-reduces before that round; returns is recovery.Restart's.
+	allReduces uint64
+	returns    []uint64
 
 	heard   hearing  // what it has told of its progress
 	counted counting // its packets at the switch
@@ -91,8 +95,10 @@ func (r *rendezvous) there() uint64 {
 
 // returning returns the mask of ranks that came back and wait to be let in.
 func (r *rendezvous) returning() uint64 {
-	return r.mask(func(s *seat) bool { return !s.deaf && s.back != nil && !closed(s.back) })
+	return r.mask((*seat).returning)
 }
+
+func (s *seat) returning() bool { return !s.deaf && s.back != nil && !closed(s.back) }
 
 func (r *rendezvous) mask(has func(*seat) bool) (mask uint64) {
 	for rank, s := range r.seats {
@@ -106,12 +112,12 @@ func (r *rendezvous) mask(has func(*seat) bool) (mask uint64) {
 // reached notes that a rank has begun a round under a plan. A report that comes late says nothing new.
 func (r *rendezvous) reached(rank int, epoch uint16) {
 	if s := r.seats[rank]; s.epoch == 0 || wire.SerialLess16(s.epoch, epoch) {
-		s.epoch = epoch
+		s.epoch, s.missed = epoch, false
 	}
 }
 
 // behind returns the mask of ranks that may need a plan older than epoch: that have not begun a round under it, and so
-// may lack a result of the rounds before. Who has left has them all.
+// may lack a result of the rounds before. Who has left has them all. Nobody waits for who is away: see retired.
 func (r *rendezvous) behind(epoch uint16) uint64 {
 	if r.ended() {
 		return 0
@@ -119,18 +125,45 @@ func (r *rendezvous) behind(epoch uint16) uint64 {
 	return r.mask(func(s *seat) bool { return s.epoch != epoch && !s.deaf }) &^ r.left
 }
 
-// begins notes that a rank has all RESULTs of the rounds before one: then those rounds are over for all.
+// retired notes that the plans older than epoch are removed. Who is away may be in a round under one of them: when it is
+// back, the job has to recover.
+func (r *rendezvous) retired(epoch uint16) {
+	for _, s := range r.seats {
+		if s != nil && s.deaf && s.epoch != epoch {
+			s.missed = true
+		}
+	}
+}
+
+// recovers notes that a recovery begins: who is away has no part in it, and cannot take part in the job any more.
+func (r *rendezvous) recovers() {
+	for rank, s := range r.seats {
+		if s != nil && s.deaf && s.lost == nil {
+			s.lost = fmt.Errorf("the job has recovered without rank %d meanwhile; join anew", rank)
+		}
+	}
+}
+
+// begins notes that a rank has all RESULTs of the rounds before one: then those rounds are over for all. It says nothing
+// of rounds before the one that it began with, unless those are over too.
 func (r *rendezvous) begins(rank int, round uint32) {
-	for other, s := range r.seats {
-		if s != nil && other != rank && !wire.SerialLess(round, s.round) {
+	older := r.seats[rank]
+	for _, s := range r.seats {
+		if s != nil && !older.fresh && wire.SerialLess(older.round, s.round) && !wire.SerialLess(round, s.round) {
 			s.fresh = false
 		}
 	}
 }
 
 // fresh returns the mask of ranks that came back and may not take part yet. A plan that was announced in the rounds that
-// they miss they would not hear of.
-func (r *rendezvous) fresh() uint64 { return r.mask(func(s *seat) bool { return s.fresh && !s.deaf }) }
+// they miss they would not hear of. Where nobody is there who began earlier nobody needs those rounds.
+func (r *rendezvous) fresh() uint64 {
+	return r.mask(func(s *seat) bool {
+		return s.fresh && !s.deaf && slices.ContainsFunc(r.seats, func(older *seat) bool {
+			return older != nil && !older.deaf && wire.SerialLess(older.round, s.round)
+		})
+	})
+}
 
 // ended reports whether nobody can join any more.
 func (r *rendezvous) ended() bool { return r.state == stateFinished || r.state == stateAborted }
@@ -189,14 +222,17 @@ func (r *rendezvous) reseat(rank int, s seat) error {
 	case old.digest != s.digest:
 		return &seatError{fmt.Sprintf("rank %d of job %q has %q, not %q", rank, r.job, old.digest, s.digest)}
 	}
-	if old.deaf && old.lost == nil && r.recovery != nil && (r.recovery.ranks|r.recovery.back)>>rank&1 == 0 {
-		old.lost = fmt.Errorf("the job has recovered without rank %d meanwhile; join anew", rank)
-	}
 	if old.lost == nil {
 		r.awaited &^= 1 << rank
 		old.deaf = false
 	}
 	return nil
+}
+
+// outdated reports whether a rank is back, and its plan may be removed.
+func (r *rendezvous) outdated(rank int) bool {
+	s := r.seats[rank]
+	return s != nil && s.missed && !s.deaf && r.left>>rank&1 == 0
 }
 
 // stillAway returns the mask of ranks that are expected back after a restart of the controller.

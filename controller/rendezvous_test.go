@@ -188,3 +188,29 @@ func TestRendezvousNeverGetsStuck(t *testing.T) {
 		}
 	})
 }
+
+// TestFresh: that a rank has come as far as another one began says that all before is over, but of a rank that came back
+// itself only when that is known of what it missed.
+func TestFresh(t *testing.T) {
+	r := &rendezvous{seats: []*seat{{}, {round: 5, fresh: true}, {round: 5, fresh: true}, {round: 9, fresh: true}, nil}}
+	for _, c := range []struct {
+		rank  int
+		round uint32
+		want  uint64
+	}{
+		{1, 7, 0b1110}, // rank 2 began with the same round: neither knows
+		{2, 9, 0b1110},
+		{0, 4, 0b1110},
+		{0, 5, 0b1000},
+		{1, 8, 0b1000},
+		{1, 9, 0},
+	} {
+		if r.begins(c.rank, c.round); r.fresh() != c.want {
+			t.Errorf("after rank %d has begun round %d: %#b, want %#b", c.rank, c.round, r.fresh(), c.want)
+		}
+	}
+	r = &rendezvous{seats: []*seat{{deaf: true}, {round: 5, fresh: true}, {round: 5, fresh: true}, {round: 9, fresh: true}}}
+	if r.fresh() != 0b1000 {
+		t.Errorf("when those who were there all the time are gone: %#b", r.fresh())
+	}
+}

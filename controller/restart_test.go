@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +20,7 @@ import (
 
 	"xagg/api"
 	"xagg/controller/p4rt"
+	"xagg/policy"
 	"xagg/wire"
 )
 
@@ -97,8 +99,8 @@ func TestRestartWritesNothing(t *testing.T) {
 	for range 3 {
 		r.restart()
 		got := r.job("train")
-		if want := "ranks 0-3 to come back to the controller, which was restarted"; got.Recovery != want {
-			t.Errorf("recovery is %q, want %q", got.Recovery, want)
+		if got.Awaited != 0b1111 || got.Recovery != "" {
+			t.Errorf("ranks %b are awaited, and the recovery is %q", got.Awaited, got.Recovery)
 		}
 		r.ready()
 		ranks := r.allBack("train", 4, job.Id)
@@ -699,4 +701,138 @@ func FuzzState(f *testing.F) {
 			t.Errorf("written, read and written it is\n%s\nwas\n%s", once, text)
 		}
 	})
+}
+
+// TestRestartKnowsWhoIsGone: a restarted controller waits for nobody who was gone, lets nobody go on whom the job has
+// recovered without, and knows who came back and does not take part yet, and who was away while the plan changed.
+func TestRestartKnowsWhoIsGone(t *testing.T) {
+	t.Run("lost", func(t *testing.T) {
+		r := newRoom(t, keptConfig(t), nil)
+		r.ready()
+		job := r.quorumOfThree()
+		stations := r.serveAll(job, nil)
+		r.losesStream(stations[2])
+		r.loseSwitch()
+		r.replies(stations[:2])
+		r.restart()
+		if j := r.job("q"); j.Awaited != 0b011 || j.Gone != 0b100 {
+			t.Errorf("job is %v", j)
+		}
+		lost := r.back("q", 2, job.Id)
+		if a := lost.aborted(); a.Reason != "the job has recovered without rank 2 meanwhile; join anew" {
+			t.Errorf("rank 2: %v", a)
+		}
+		for n := range uint32(2) {
+			k := r.back("q", n, job.Id)
+			k.ready()
+			stations[n] = k.serve(job.Id, func(s *station) { // it is in round 0
+				s.req.Next, s.req.Boundary, s.req.Seq, s.req.AllReduces = 1, 1, 1, 1
+				s.hold(0b011, 0, 1)
+			})
+		}
+		if ready := r.join("q", 2, "d").ready(); ready.Job != job.Id || ready.Epoch != 3 || ready.Round != 1 {
+			t.Errorf("rank 2 comes back with %v", ready)
+		}
+		// It misses what the others are told of a change, until it takes part; a controller that is restarted knows.
+		r.replies(stations[:2])
+		r.until("it is kept that rank 2 came back", func() bool {
+			state, err := os.ReadFile(r.c.cfg.State)
+			return err == nil && strings.Contains(string(state), "fresh: true")
+		})
+		r.restart()
+		r.ready()
+		if _, err := r.steer("q", steered["one server"]); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "rank 2 has come back") {
+			t.Errorf("steered before rank 2 takes part: %v", err)
+		}
+	})
+	t.Run("missed a change", func(t *testing.T) {
+		r := newRoom(t, keptConfig(t), nil)
+		r.ready()
+		job := r.quorumOfThree()
+		stations := r.serveAll(job, nil)
+		r.losesStream(stations[2])
+		if _, err := r.steer("q", steered["one server"]); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range stations[:2] {
+			if err := s.report(job.Id, 2); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.until("the change is over", func() bool { return r.job("q").Change == nil })
+		r.restart()
+		r.ready()
+		stations = serveRanks(r.allBack("q", 3, job.Id), job.Id)
+		for _, reply := range r.replies(stations) {
+			if reply.Epoch != 3 {
+				t.Errorf("resumes with %v", reply)
+			}
+		}
+	})
+}
+
+// TestPolicyAndState: a configured job is the one that is there also when it has a policy of its own. What a configuration
+// that was changed would have otherwise is planned anew, unless the job runs; then it is said, until somebody steers it.
+func TestPolicyAndState(t *testing.T) {
+	cfg := keptConfig(t)
+	cfg.Jobs = []JobSpec{
+		{Name: "own", Ranks: 4, MaxElems: 10, Policy: &policy.Static{Mode: policy.ModeHybrid, Steer: []int{3}}},
+		{Name: "all", Ranks: 2, MaxElems: 10, Policy: &policy.Static{Mode: policy.ModeServer}, Depth: 1},
+		{Name: "waits", Ranks: 2, MaxElems: 10},
+		{Name: "runs", Ranks: 2, MaxElems: 10},
+	}
+	r := newRoom(t, cfg, nil)
+	r.ready()
+	r.joinAll("runs", 2)
+	ids := make(map[string]uint32)
+	for _, spec := range cfg.Jobs {
+		ids[spec.Name] = r.job(spec.Name).Id
+	}
+	check := func(what string, anew ...string) {
+		t.Helper()
+		r.ready()
+		for name, id := range ids {
+			switch j := r.job(name); {
+			case slices.Contains(anew, name) == (j.Id == id):
+				t.Errorf("%s: job %s has id %d, it had %d", what, name, j.Id, id)
+			default:
+				ids[name] = j.Id
+			}
+		}
+	}
+	r.restart()
+	check("nothing is changed")
+	if j := r.job("runs"); j.Note != "" {
+		t.Errorf("nothing is changed: job runs has the note %q", j.Note)
+	}
+
+	r.kill()
+	r.c.cfg.Policy = policy.Static{Mode: policy.ModeServer, Servers: []string{"s0"}}
+	r.restart()
+	check("another policy", "waits")
+	if j := r.job("waits"); !slices.Equal(j.Servers, []string{"s0"}) || j.Note != "" {
+		t.Errorf("job is %v", j)
+	}
+	note := "its plan was decided when the configuration had another policy or other servers; 'xagg job steer runs' gives it another"
+	if j := r.job("runs"); j.Note != note || len(j.Servers) != 0 {
+		t.Errorf("job is %v", j)
+	}
+	if told := strings.Join(r.life.logged(), "\n"); !strings.Contains(told, note) {
+		t.Errorf("told %q", told)
+	}
+	r.allBack("runs", 2, ids["runs"])
+	if _, err := r.steer("runs", policy.Static{Mode: policy.ModeServer, Servers: []string{"s1"}}); err != nil {
+		t.Fatal(err)
+	}
+	if j := r.job("runs"); j.Note != "" {
+		t.Errorf("steered, the job has the note %q", j.Note)
+	}
+
+	r.kill()
+	r.c.cfg.Servers = append(slices.Clone(r.c.cfg.Servers), Server{
+		Name: "s2", Agent: "s2:1", IP: netip.MustParseAddr("10.77.1.3"), MAC: MAC{2, 0x78, 0x61, 0, 1, 3}, Port: 67,
+	})
+	r.agents["s2"] = newFakeAgent(t, "s2", 1000)
+	r.restart()
+	check("another server", "own", "all")
 }

@@ -71,6 +71,10 @@ func (s *service) CreateJob(_ context.Context, req *api.CreateJobRequest) (*api.
 		Name: req.GetName(), Ranks: int(req.GetRanks()), MaxElems: req.GetMaxElems(), Policy: ruleOf(req.GetPolicy()),
 		Consistency: consistencyOf(req.GetConsistency()), Depth: int(req.GetDepth()),
 	}
+	var err error
+	if spec.Adapt, err = adaptOf(req.GetAdapt()); err != nil {
+		return nil, apiError(fmt.Errorf("create job %q: %w", spec.Name, err))
+	}
 	// Not the caller's context: a caller that goes away must not leave half a job.
 	job, err := s.c.createJob(s.ctx, spec)
 	if err != nil {
@@ -147,6 +151,7 @@ func (c *Controller) dropJob(ctx context.Context, name string, why error) error 
 	}
 	delete(c.intent.jobs, name)
 	delete(c.meets, name)
+	c.forget(name)
 	delete(c.errs, name)
 	c.mu.Unlock()
 	c.trySave()
@@ -233,7 +238,7 @@ func (c *Controller) news(l *listener) (more <-chan struct{}, freeze *api.Freeze
 	if rec := l.meet.recovery; rec.underWay() && rec.ranks>>l.rank&1 != 0 {
 		freeze = &api.Freeze{Recovery: rec.number, Reason: rec.reason}
 	}
-	if l.seat != nil {
+	if l.seat != nil && l.meet.left>>l.rank&1 == 0 { // who has left needs nothing more
 		lost = l.seat.lost
 	}
 	return l.meet.freeze, freeze, lost
@@ -265,6 +270,10 @@ func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*listener,
 			return nil, apiError(err)
 		}
 		c.log.Info("rank is back", "job", meet.job, "rank", rank, "host", m.host.Name, "still_away", policy.FormatMask(meet.stillAway()))
+		if meet.outdated(rank) {
+			c.recover(ctx, j, fmt.Sprintf("rank %d was away while the plan changed", rank))
+		}
+		c.running.Go(c.trySave) // a controller that is restarted waits for it
 		return meet.listener(rank), nil
 	}
 	if meet.stillAway()>>rank&1 != 0 { // whoever was this rank would have come with the id
@@ -346,13 +355,12 @@ func (c *Controller) install(ctx context.Context, meet *rendezvous) {
 // controller says nothing of the ranks: they are expected back.
 func (c *Controller) gone(ctx context.Context, l *listener) {
 	c.mu.Lock()
-	over := l.meet.ended()
-	if l.seat != nil && l.meet.seats[l.rank] == l.seat && l.seat.stream == l.stream && !c.stopping {
+	goes := l.seat != nil && l.meet.seats[l.rank] == l.seat && l.seat.stream == l.stream && !c.stopping
+	if goes {
 		c.lose(ctx, l.meet, l.rank, func() { l.meet.gone(l.rank) })
 	}
-	ends := l.meet.ended() && !over
 	c.mu.Unlock()
-	if ends {
+	if goes {
 		c.trySave()
 	}
 }
@@ -392,6 +400,8 @@ func (c *Controller) readyEvent(l *listener) *api.Ready {
 		ServiceMac: c.cfg.Service.MAC.String(),
 		Round:      l.seat.round,
 		Seq:        l.seat.seq,
+		AllReduces: l.seat.allReduces,
+		Returns:    l.seat.returns,
 
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),
@@ -481,14 +491,13 @@ func (c *Controller) describe(j *job) *api.Job {
 		Joined:      meet.joined(),
 		Left:        meet.left,
 		Gone:        meet.absent(),
+		Awaited:     meet.stillAway(),
 		Recovery:    meet.recovery.describe(),
+		Note:        c.intent.deviates(j),
 		State:       string(meet.state),
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),
 		Change:      describeChange(j.change, meet),
-	}
-	if away := meet.stillAway(); away != 0 {
-		out.Recovery = fmt.Sprintf("ranks %s to come back to the controller, which was restarted", policy.FormatMask(away))
 	}
 	switch {
 	case meet.err != nil:

@@ -63,18 +63,19 @@ type savedServer struct {
 }
 
 type savedJob struct {
-	Spec   JobSpec      `yaml:"spec"`
-	ID     uint16       `yaml:"id"`
-	Plan   savedPlan    `yaml:"plan"`
-	Change *savedChange `yaml:"change"`
-	Lease  savedSpan    `yaml:"lease"`
-	RIDs   savedSpan    `yaml:"rids"`
-	Groups savedSpan    `yaml:"groups"`
-	State  state        `yaml:"state"` // never installing: what is not installed waits for its ranks again
-	Error  string       `yaml:"error"` // aborted: why
-	Odd    []uint32     `yaml:"odd"`   // aborted: the ranks that caused it
-	Seats  []savedSeat  `yaml:"seats"` // by rank; none unless all have joined
-	Left   uint64       `yaml:"left"`  // mask
+	Spec   JobSpec       `yaml:"spec"`
+	ID     uint16        `yaml:"id"`
+	Rule   policy.Static `yaml:"rule"` // that the configuration had for it when its plan was decided
+	Plan   savedPlan     `yaml:"plan"`
+	Change *savedChange  `yaml:"change"`
+	Lease  savedSpan     `yaml:"lease"`
+	RIDs   savedSpan     `yaml:"rids"`
+	Groups savedSpan     `yaml:"groups"`
+	State  state         `yaml:"state"` // never installing: what is not installed waits for its ranks again
+	Error  string        `yaml:"error"` // aborted: why
+	Odd    []uint32      `yaml:"odd"`   // aborted: the ranks that caused it
+	Seats  []savedSeat   `yaml:"seats"` // by rank; none unless all have joined
+	Left   uint64        `yaml:"left"`  // mask
 }
 
 type savedPlan struct {
@@ -103,6 +104,10 @@ type savedSeat struct {
 	Digest  string     `yaml:"digest"`
 	Epoch   uint16     `yaml:"epoch"` // that it has begun a round under
 	Round   uint32     `yaml:"round"` // that it began with
+	Gone    bool       `yaml:"gone"`  // the job runs without it
+	Fresh   bool       `yaml:"fresh"`
+	Missed  bool       `yaml:"missed"`
+	Lost    string     `yaml:"lost"` // why it cannot take part any more; empty = it can
 }
 
 var stageNames = map[stage]string{stageBeside: "beside", stageArmed: "armed", stageRetiring: "retiring"}
@@ -166,7 +171,7 @@ func (c *Controller) snapshot() *savedState {
 
 func saveJob(j *job, meet *rendezvous) savedJob {
 	s := savedJob{
-		Spec: j.spec, ID: j.id, Plan: savePlan(j.plan),
+		Spec: j.spec, ID: j.id, Rule: j.rule, Plan: savePlan(j.plan),
 		Lease: saveSpan(j.lease), RIDs: saveSpan(j.rids), Groups: saveSpan(j.groups),
 		State: meet.state, Odd: meet.odd, Left: meet.left,
 	}
@@ -184,12 +189,37 @@ func saveJob(j *job, meet *rendezvous) savedJob {
 	}
 	if s.State != stateWaiting && j.members != nil {
 		for _, seat := range meet.seats {
-			s.Seats = append(s.Seats, savedSeat{
-				IP: seat.member.host.IP, UDPPort: seat.member.udpPort, Digest: seat.digest, Epoch: seat.epoch, Round: seat.round,
-			})
+			s.Seats = append(s.Seats, saveSeat(seat, s.State == stateRunning))
 		}
 	}
 	return s
+}
+
+// saveSeat returns a seat of a job, which may run. Who came back and waits to be let in has to come again.
+func saveSeat(s *seat, runs bool) savedSeat {
+	saved := savedSeat{
+		IP: s.member.host.IP, UDPPort: s.member.udpPort, Digest: s.digest, Epoch: s.epoch, Round: s.round,
+	}
+	if !runs {
+		return saved
+	}
+	saved.Gone = s.deaf || s.returning()
+	saved.Fresh, saved.Missed = s.fresh, s.missed
+	if s.lost != nil {
+		saved.Lost = s.lost.Error()
+	}
+	return saved
+}
+
+func (s *savedSeat) restore(host Host) *seat {
+	restored := &seat{
+		member: member{host, s.UDPPort}, digest: s.Digest, epoch: s.Epoch, round: s.Round,
+		deaf: s.Gone, fresh: s.Fresh, missed: s.Missed,
+	}
+	if s.Lost != "" {
+		restored.lost = errors.New(s.Lost)
+	}
+	return restored
 }
 
 func savePlan(p plan) savedPlan {
@@ -227,10 +257,13 @@ func (s *savedState) restore(in *intent) (map[string]*rendezvous, error) {
 
 func (s *savedJob) restore(in *intent) (*job, *rendezvous, error) {
 	j := &job{
-		spec: s.Spec.complete(), id: s.ID, plan: s.Plan.restore(), lease: s.Lease.restore(), rids: s.RIDs.restore(), groups: s.Groups.restore(),
+		spec: s.Spec.complete(), id: s.ID, rule: s.Rule, plan: s.Plan.restore(), lease: s.Lease.restore(), rids: s.RIDs.restore(), groups: s.Groups.restore(),
 	}
 	if err := s.Spec.Validate(); err != nil {
 		return nil, nil, err
+	}
+	if j.rule.Rule == "" { // of a file that does not say
+		j.rule = in.ruleOf(j.spec)
 	}
 	if j.id == 0 || in.byID(j.id) != nil {
 		return nil, nil, fmt.Errorf("its id %d is none or another job's", j.id)
@@ -331,7 +364,7 @@ func (s *savedJob) meet(in *intent, j *job) (*rendezvous, error) {
 			if i < 0 {
 				return nil, fmt.Errorf("its rank %d is at %s, which is none of the configured hosts", rank, saved.IP)
 			}
-			r.seats[rank] = &seat{member: member{in.cfg.Hosts[i], saved.UDPPort}, digest: saved.Digest, epoch: saved.Epoch, round: saved.Round}
+			r.seats[rank] = saved.restore(in.cfg.Hosts[i])
 		}
 		j.members = r.members()
 	}
@@ -345,7 +378,10 @@ func (s *savedJob) meet(in *intent, j *job) (*rendezvous, error) {
 		if len(s.Seats) == 0 {
 			return nil, errors.New("it runs without ranks")
 		}
-		r.awaited = j.ranks() &^ r.left
+		if n := bits.OnesCount64(r.joined()); n < r.enough {
+			return nil, fmt.Errorf("it runs with %d ranks, and needs %d", n, r.enough)
+		}
+		r.awaited = r.joined() &^ r.left
 		close(r.ready)
 	case stateFinished:
 		close(r.over)

@@ -67,6 +67,8 @@ func (c *Controller) steer(ctx context.Context, name string, rule policy.Static)
 	if c.intent.byID(meet.id) != j {
 		return fail(status.Error(codes.Aborted, "it was removed or began anew meanwhile"))
 	}
+	j.rule = c.intent.ruleOf(j.spec) // what the configuration says now was overruled
+	c.running.Go(c.trySave)
 	return c.describe(j), nil
 }
 
@@ -244,6 +246,7 @@ func (c *Controller) advance(ctx context.Context, j *job, ch *change, meet *rend
 	}
 	if ch.stage == stageArmed && meet.behind(ch.to.epoch) == 0 {
 		j.retire()
+		meet.retired(j.epoch)
 	}
 	err := c.unlocked(ctx, meet.id)
 	removed := ch.stage == stageRetiring && (err == nil || !c.superfluous(meet.id))
@@ -285,40 +288,43 @@ func (c *Controller) superfluous(owner uint16) bool {
 
 // Report implements the API.
 func (s *service) Report(_ context.Context, req *api.ReportRequest) (*api.ReportReply, error) {
-	if err := s.c.report(req); err != nil {
-		return nil, err
-	}
-	return &api.ReportReply{}, nil
+	return s.c.report(s.ctx, req)
 }
 
-func (c *Controller) report(req *api.ReportRequest) error {
+func (c *Controller) report(ctx context.Context, req *api.ReportRequest) (*api.ReportReply, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	j, meet := c.intent.jobs[req.GetJob()], c.meets[req.GetJob()]
 	switch {
 	case j == nil:
-		return noJob(req.GetJob())
+		return nil, noJob(req.GetJob())
 	case req.GetId() != uint32(j.id):
-		return status.Errorf(codes.FailedPrecondition, "job %q has id %d by now, not %d", j.spec.Name, j.id, req.GetId())
+		return nil, status.Errorf(codes.FailedPrecondition, "job %q has id %d by now, not %d", j.spec.Name, j.id, req.GetId())
 	case int(req.GetRank()) >= len(meet.seats) || meet.seats[req.GetRank()] == nil:
-		return invalid("rank", "%d has not joined job %q", req.GetRank(), j.spec.Name)
+		return nil, invalid("rank", "%d has not joined job %q", req.GetRank(), j.spec.Name)
 	case req.GetEpoch() != 0 && req.GetEpoch() != uint32(j.epoch) && req.GetEpoch() != uint32(j.newest()):
-		return invalid("epoch", "%d is none of job %q, which is at %d", req.GetEpoch(), j.spec.Name, j.newest())
+		return nil, invalid("epoch", "%d is none of job %q, which is at %d", req.GetEpoch(), j.spec.Name, j.newest())
 	}
 	if p := req.GetProgress(); p != nil {
 		meet.seats[req.GetRank()].heard = hearing{p, time.Now()}
 		meet.begins(int(req.GetRank()), p.GetRound())
 	}
+	reply := &api.ReportReply{}
+	if j.spec.Adapt != nil {
+		reply.EveryMs = uint32(reportEvery.Milliseconds())
+	}
 	if req.GetEpoch() == 0 {
-		return nil
+		c.measured(ctx, j, meet, int(req.GetRank()), req.GetRounds())
+		return reply, nil
 	}
 	meet.reached(int(req.GetRank()), uint16(req.GetEpoch()))
 	if j.change != nil {
 		c.running.Go(c.trySave) // a controller that is restarted need not be told again
 	}
 	c.log.Debug("rank reported", "job", j.spec.Name, "rank", req.GetRank(), "epoch", req.GetEpoch())
+	c.measured(ctx, j, meet, int(req.GetRank()), req.GetRounds())
 	c.links.announce()
-	return nil
+	return reply, nil
 }
 
 // describeChange returns a change as the API shows it; c is locked.

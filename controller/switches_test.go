@@ -146,7 +146,7 @@ func testSwitch(t *testing.T, address string) {
 			maps.Copy(want.entities, c.base.entities)
 			checkInstalled(t, ctx, session, want)
 			for rank := range uint32(4) {
-				if err := c.report(&api.ReportRequest{Job: "a", Rank: rank, Id: uint32(j.id), Epoch: got.Change.Epoch}); err != nil {
+				if _, err := c.report(t.Context(), &api.ReportRequest{Job: "a", Rank: rank, Id: uint32(j.id), Epoch: got.Change.Epoch}); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -37,6 +37,15 @@ type evidence struct {
 	reports []report  // by rank
 	// blind has the devices that could not be asked, "switch" or a server's name, with the reason.
 	blind map[string]string
+	// recovery is nil unless one is under way. The ranks stand still then, and nothing that aggregators have says anything.
+	recovery *recoveryEvidence
+}
+
+// recoveryEvidence is how far a recovery is.
+type recoveryEvidence struct {
+	ranks uint64        // mask of those that it waits for
+	asked string        // to do what, in words
+	began time.Duration // ago
 }
 
 // sight is a chunk as an aggregator has it.
@@ -168,9 +177,15 @@ func (e *evidence) share(waiting uint64) string {
 
 // explainRunning is about a job that all-reduces.
 func (e *evidence) explainRunning(reply *api.WhyReply) {
-	found := e.stuck()
+	var found []stuck
+	if reply.Recovery = e.job.GetRecovery(); reply.Recovery == "" {
+		found = e.stuck()
+	}
 	reply.Waiting = e.runs(found)
 	reply.Blockers = e.blockers(found)
+	if e.recovery != nil {
+		reply.Blockers = e.late()
+	}
 
 	var says []string
 	switch {
@@ -185,6 +200,10 @@ func (e *evidence) explainRunning(reply *api.WhyReply) {
 	}
 	if c := e.job.GetChange(); c != nil {
 		says = append(says, fmt.Sprintf("its change of plan to epoch %d waits for %s", c.GetEpoch(), c.GetWaitsFor()))
+	}
+	if away := e.job.GetAwaited(); away != 0 && reply.Recovery == "" {
+		says = append(says, fmt.Sprintf("%s not come back yet to the controller, which was restarted; the job goes on meanwhile",
+			subject(away, "has", "have")))
 	}
 	if q := e.job.GetConsistency(); q.GetQuorum() > 0 {
 		says = append(says, e.leeway(q))
@@ -300,12 +319,24 @@ func (e *evidence) blockers(found []stuck) []*api.Blocker {
 	return blockers
 }
 
-// blocker describes a rank that chunks lack.
-func (e *evidence) blocker(rank int, lacking []stuck) *api.Blocker {
+// known returns what is known of a rank, whatever it is waited for for.
+func (e *evidence) known(rank int) *api.Blocker {
 	b := &api.Blocker{
 		Rank: uint32(rank), Host: e.hosts[rank], Path: e.path(rank),
 		Joined: e.job.GetJoined()&^e.job.GetGone()&(1<<rank) != 0,
 	}
+	if e.traffic != nil {
+		b.Packets, b.SilentUs = e.traffic[rank].packets, uint64(e.traffic[rank].silent.Microseconds())
+	}
+	if r := e.reports[rank]; r.progress != nil {
+		b.Progress, b.ReportedUs = r.progress, uint64(r.ago.Microseconds())
+	}
+	return b
+}
+
+// blocker describes a rank that chunks lack.
+func (e *evidence) blocker(rank int, lacking []stuck) *api.Blocker {
+	b := e.known(rank)
 	for _, s := range lacking {
 		b.OldestUs = max(b.OldestUs, uint64(s.age.Microseconds()))
 	}
@@ -320,12 +351,6 @@ func (e *evidence) blocker(rank int, lacking []stuck) *api.Blocker {
 	}
 	places, at := whereabouts(sent)
 	b.Chunks = uint32(len(places))
-	if e.traffic != nil {
-		b.Packets, b.SilentUs = e.traffic[rank].packets, uint64(e.traffic[rank].silent.Microseconds())
-	}
-	if r := e.reports[rank]; r.progress != nil {
-		b.Progress, b.ReportedUs = r.progress, uint64(r.ago.Microseconds())
-	}
 	age := seconds(microseconds(b.OldestUs))
 	if atLeast { // the switch's chunks may be older than anybody has looked
 		age = "at least " + age
@@ -401,6 +426,22 @@ func (e *evidence) hearsay(rank int) string {
 	}
 	return fmt.Sprintf("it last reported %s ago that it has waited for %s for %d chunks of round %d, from chunk %d on",
 		seconds(r.ago), since, r.progress.GetChunksLeft(), r.progress.GetRound(), r.progress.GetChunk())
+}
+
+// late returns the ranks that a recovery waits for.
+func (e *evidence) late() (blockers []*api.Blocker) {
+	rec := e.recovery
+	for _, rank := range ranksOf(rec.ranks) {
+		b := e.known(rank)
+		b.OldestUs = uint64(rec.began.Microseconds())
+		b.Explanation = fmt.Sprintf("rank %d on host %s was asked %s ago to %s, for the recovery, and has not; %s", rank, b.Host,
+			seconds(rec.began), rec.asked, e.hearsay(rank))
+		if e.job.GetAwaited()&(1<<rank) != 0 {
+			b.Explanation = fmt.Sprintf("rank %d on host %s has not come back yet to the controller, which was restarted; the recovery needs it", rank, b.Host)
+		}
+		blockers = append(blockers, b)
+	}
+	return blockers
 }
 
 // blame sums up what ranks hold up.

@@ -225,6 +225,29 @@ func TestExplain(t *testing.T) {
 			summary: "the job is being recovered; that waits for rank 2 to stop; its change of plan to epoch 8 waits for rank 1 to finish the last round of epoch 7",
 		},
 		{
+			name: "who stands still in a recovery is not to blame",
+			e: evidence{job: running(func(j *api.Job) {
+				j.Recovery = "rank 2 to stop and say what they have (the switch has lost its memory)"
+			}),
+				chunks: pool, reports: make([]report, 4), recovery: &recoveryEvidence{0b0100, "stop and say what they have", 3 * s}},
+			summary:      "the job is being recovered; that waits for rank 2 to stop and say what they have (the switch has lost its memory)",
+			blockers:     []int{2},
+			explanations: []string{"rank 2 on host w2 was asked 3.0 s ago to stop and say what they have, for the recovery, and has not; it has reported nothing"},
+		},
+		{
+			name: "who has not come back yet holds up a recovery",
+			e: evidence{job: running(func(j *api.Job) { j.Recovery, j.Awaited = "rank 2 to stop (for a reason)", 0b0110 }),
+				traffic: none, reports: make([]report, 4), recovery: &recoveryEvidence{0b0100, "stop", 3 * s}},
+			summary:      "the job is being recovered; that waits for rank 2 to stop (for a reason)",
+			blockers:     []int{2},
+			explanations: []string{"rank 2 on host w2 has not come back yet to the controller, which was restarted; the recovery needs it"},
+		},
+		{
+			name:    "the controller was restarted",
+			e:       evidence{job: running(func(j *api.Job) { j.Awaited = 0b0001 }), traffic: none, reports: computing},
+			summary: "nothing waits: all ranks compute; rank 0 has not come back yet to the controller, which was restarted; the job goes on meanwhile",
+		},
+		{
 			name: "nothing can be asked, and the ranks were told",
 			e: evidence{job: running(hybrid), blind: map[string]string{"switch": "gone", "s0": "gone too"},
 				reports: said(0, &api.Progress{Waiting: true, Round: 7, Chunk: 4, ChunksLeft: 2, Missing: 0b1000, AtServer: true, ForUs: 2_000_000})},
@@ -254,6 +277,9 @@ func TestExplain(t *testing.T) {
 			}
 			if !slices.Equal(blockers, tt.blockers) || !slices.Equal(explanations, tt.explanations) {
 				t.Errorf("blockers\ngot  %v %q\nwant %v %q", blockers, explanations, tt.blockers, tt.explanations)
+			}
+			if got.Recovery != tt.e.job.Recovery {
+				t.Errorf("recovery is %q, want %q", got.Recovery, tt.e.job.Recovery)
 			}
 			if !slices.Equal(waiting, tt.waiting) {
 				t.Errorf("waiting\ngot  %q\nwant %q", waiting, tt.waiting)

@@ -40,6 +40,21 @@ func (s Static) mode() Mode {
 	return s.Mode
 }
 
+// Complete returns the rule with its defaults filled in, where there are these servers: rules that are equal then decide the
+// same. The pool stays open.
+func (s Static) Complete(servers []string) Static {
+	s.Rule, s.Mode = RuleStatic, s.mode()
+	if s.Mode != ModeSwitch && len(s.Servers) == 0 {
+		s.Servers = servers
+	}
+	return s
+}
+
+// Equal reports whether two rules say the same in the same words.
+func (s Static) Equal(t Static) bool {
+	return s.Rule == t.Rule && s.Mode == t.Mode && s.Pool == t.Pool && slices.Equal(s.Steer, t.Steer) && slices.Equal(s.Servers, t.Servers)
+}
+
 // Validate checks what can be checked without a job. Its errors are of type [*FieldError].
 func (s Static) Validate() error {
 	if s.Rule != "" && s.Rule != RuleStatic {

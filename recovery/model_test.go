@@ -28,6 +28,7 @@ type job struct {
 	seqs    map[uint32]ChunkID       // under the epoch
 	begin   uint32                   // the first of them
 	results int
+	forgets map[ChunkID]bool // of every chunk that has a RESULT: what its all-reduce did with scales
 }
 
 // member is a worker.
@@ -40,11 +41,12 @@ type member struct {
 	held                  map[ChunkID]int
 	oldest                uint32 // of the rounds that it keeps
 	restart               Restart
+	forgot                map[uint64]bool // by all-reduce that it has begun: whether it forgot all scales there
 }
 
 func newJob(t *rapid.T) *job {
 	n := rapid.IntRange(1, 5).Draw(t, "ranks")
-	j := &job{T: t, depth: uint32(rapid.IntRange(1, 4).Draw(t, "depth")), quorum: n, truth: map[ChunkID]int{}}
+	j := &job{T: t, depth: uint32(rapid.IntRange(1, 4).Draw(t, "depth")), quorum: n, truth: map[ChunkID]int{}, forgets: map[ChunkID]bool{}}
 	if rapid.Bool().Draw(t, "quorum") {
 		j.quorum = rapid.IntRange(1, n).Draw(t, "k")
 	}
@@ -58,7 +60,8 @@ func newJob(t *rapid.T) *job {
 	// The numbers go round in the middle of the run.
 	start := rapid.SampledFrom([]uint32{0, 1<<32 - 20}).Draw(t, "seq")
 	for r := range n {
-		j.workers = append(j.workers, &member{rank: r, there: true, seq: start, held: map[ChunkID]int{}, restart: Restart{Seq: start}})
+		j.workers = append(j.workers, &member{rank: r, there: true, seq: start, held: map[ChunkID]int{}, restart: Restart{Seq: start},
+			forgot: map[uint64]bool{}})
 	}
 	j.forget(start)
 	return j
@@ -100,12 +103,40 @@ func (j *job) canBegin(w *member) bool {
 
 func (j *job) beginRound(w *member) {
 	r := w.next
+	if r == w.boundary {
+		j.beginAllReduce(w, j.count(r))
+	}
 	w.boundary = max(w.boundary, j.ends[r])
 	w.next++
 	for c := range j.chunks[r] {
 		j.number(w, ChunkID{r, c})
 	}
 	j.advance(w)
+}
+
+// count returns the number of all-reduces whose rounds are before a boundary.
+func (j *job) count(boundary uint32) (n uint64) {
+	for r := uint32(0); r < boundary; r = j.ends[r] {
+		n++
+	}
+	return n
+}
+
+// beginAllReduce: all ranks forget what they know of scales where the same all-reduces begin, or the rounds that follow would
+// not be the same. What is known of it only from the RESULTs that somebody has is as binding.
+func (j *job) beginAllReduce(w *member, n uint64) {
+	forgets := slices.Contains(w.restart.Returns, n)
+	w.forgot[n] = forgets
+	for _, o := range j.workers {
+		if other, ok := o.forgot[n]; ok && o.there && other != forgets {
+			j.Fatalf("rank %d forgets the scales at all-reduce %d: %t, rank %d: %t", w.rank, n, forgets, o.rank, other)
+		}
+		for id := range o.held {
+			if o.there && j.count(id.Round+1) == n+1 && j.forgets[id] != forgets {
+				j.Fatalf("rank %d forgets the scales at all-reduce %d: %t, but rank %d has its RESULT of %v", w.rank, n, forgets, o.rank, id)
+			}
+		}
+	}
 }
 
 // number gives a chunk that is sent under this epoch its seq, and sends it.
@@ -144,6 +175,7 @@ func (j *job) deliver(w *member, id ChunkID) {
 		}
 		j.results++
 		j.closed[id] = j.results
+		j.forgets[id] = w.forgot[j.count(id.Round+1)-1]
 	}
 	if got, ok := j.truth[id]; ok && got != j.closed[id] {
 		j.Fatalf("chunk %v has two RESULTs", id)
@@ -183,7 +215,8 @@ func (w *member) missing(j *job, r uint32) (n uint32) {
 }
 
 func (w *member) state(j *job) State {
-	s := State{Began: w.began, First: w.first, Next: w.next, Boundary: w.boundary, Seq: w.seq}
+	s := State{Began: w.began, First: w.first, Next: w.next, Boundary: w.boundary, Seq: w.seq,
+		AllReduces: j.count(w.boundary), Returns: w.restart.Returns}
 	for r := w.oldest; int(r) < len(j.chunks); r++ {
 		h := NewHeld(r, j.chunks[r])
 		for c := range h.Chunks {
@@ -238,6 +271,10 @@ func (j *job) recover() {
 			j.Fatalf("seq %d was used by rank %d, which is at %d", p.Seq, rank, s.Seq)
 		}
 	}
+	back := !j.sync() && p.CanReturn(j.depth, j.keep) && rapid.Bool().Draw(j.T, "ranks are back")
+	if back {
+		p.LetIn()
+	}
 	over := map[ChunkID]int{}
 	for rank, ids := range p.HandOver {
 		for _, id := range ids {
@@ -283,11 +320,11 @@ func (j *job) recover() {
 			}
 		}
 	}
-	if !j.sync() && all && p.CanReturn {
+	if back { // though some may not have been told to go on
 		for _, w := range j.workers {
 			if !w.there && rapid.Bool().Draw(j.T, "return") {
 				*w = member{rank: w.rank, there: true, began: p.Return, first: p.Return, next: p.Return, boundary: p.Return, seq: p.ReturnSeq,
-					oldest: p.Return, held: map[ChunkID]int{}, restart: p.Restart}
+					oldest: p.Return, held: map[ChunkID]int{}, restart: p.Restart, forgot: map[uint64]bool{}}
 			}
 		}
 	}

@@ -21,6 +21,11 @@ type State struct {
 	Next     uint32 // the next round to begin
 	Boundary uint32 // the first round after all all-reduces that have begun, Next or a later one
 	Seq      uint32 // the next one to be used
+	// AllReduces is the number of the job's all-reduces that have begun, those before the worker came among them: so many
+	// have all their rounds before Boundary.
+	AllReduces uint64
+	// Returns are the all-reduces that ranks came back for, as far as the worker knows, ascending: see Restart.
+	Returns []uint64
 	// Rounds are all rounds from the oldest of which RESULTs are held to Boundary, and at least those from First on,
 	// ascending. Behind Boundary there may be more, of which RESULTs were handed over before.
 	Rounds []Held
@@ -36,6 +41,9 @@ type Restart struct {
 	Round  uint32 // of the first missing chunk, or the first round that nobody has begun
 	Seq    uint32 // of the first missing chunk
 	Finals []Held // the known rounds from Round on, ascending: which of their chunks are final
+	// Returns are the all-reduces, by number, that ranks came back for, ascending; those that all have begun are left out.
+	// What is known of any tensor's scale is forgotten where one of them begins, for a rank that came back does not know it.
+	Returns []uint64
 }
 
 // Final reports whether a chunk has a RESULT already, which never changes again.
@@ -65,12 +73,25 @@ type Plan struct {
 	HandOver map[int][]ChunkID // by rank: the RESULTs that it hands over, ascending
 	Lacks    map[int][]ChunkID // by rank: the RESULTs that it is given, ascending
 	// Return is the round that a rank which comes back begins with: the first after all all-reduces that have begun.
-	// ReturnSeq is the seq of its chunk 0. They hold where CanReturn does.
+	// ReturnSeq is the seq of its chunk 0, and ReturnAllReduce the number of its all-reduce. They hold where CanReturn does.
 	Return, ReturnSeq uint32
-	// CanReturn is false while there are RESULTs of rounds whose all-reduces nobody who is there has begun.
-	CanReturn bool
+	ReturnAllReduce   uint64
 
-	next uint32
+	next  uint32
+	ahead bool // there are RESULTs of rounds whose all-reduces nobody who is there has begun
+}
+
+// CanReturn reports whether ranks can come back with the plan, to a job of a depth whose servers keep so many rounds: the
+// rounds that they begin at once must not take the memory of one that is not over, nor be such as have RESULTs already.
+func (p *Plan) CanReturn(depth, rounds uint32) bool {
+	return !p.ahead && p.Return-p.Round+depth <= rounds
+}
+
+// LetIn has ranks come back with the plan, which CanReturn.
+func (p *Plan) LetIn() {
+	if i, known := slices.BinarySearch(p.Returns, p.ReturnAllReduce); !known {
+		p.Returns = slices.Insert(p.Returns, i, p.ReturnAllReduce)
+	}
 }
 
 // Complete reports whether nothing has to be summed again: every round that has begun has all its RESULTs.
@@ -111,6 +132,19 @@ func (e *DisagreementError) Error() string {
 		e.Round, e.Chunks[0], e.Ranks[0], e.Chunks[1], e.Ranks[1])
 }
 
+// CountError is two ranks that have carried out different all-reduces, since they count them differently.
+type CountError struct {
+	Ranks      [2]int
+	AllReduces [2]uint64 // that have begun, as they say
+	Boundary   [2]uint32 // the first round after them
+}
+
+func (e *CountError) Error() string {
+	return fmt.Sprintf("%d all-reduces take the rounds before %d at rank %d, and %d those before %d at rank %d: "+
+		"all ranks must reduce the same tensors in the same order",
+		e.AllReduces[0], e.Boundary[0], e.Ranks[0], e.AllReduces[1], e.Boundary[1], e.Ranks[1])
+}
+
 // StateError is a state that no worker can be in.
 type StateError struct {
 	Rank   int
@@ -128,7 +162,7 @@ type round struct {
 }
 
 // Make decides how the ranks that are there go on from their states. There must be one at least.
-// Errors: [*StateError], [*DisagreementError], [*BehindError], [*AheadError].
+// Errors: [*StateError], [*DisagreementError], [*CountError], [*BehindError], [*AheadError].
 func Make(states map[int]State) (Plan, error) {
 	ranks := slices.Sorted(maps.Keys(states))
 	known, err := union(states, ranks)
@@ -143,7 +177,10 @@ func Make(states map[int]State) (Plan, error) {
 			first = s.First
 		}
 	}
-	p := Plan{Restart: Restart{Round: next, Seq: seq}, Return: boundary, ReturnSeq: seq, CanReturn: true, next: next}
+	p := Plan{Restart: Restart{Round: next, Seq: seq}, Return: boundary, ReturnSeq: seq, next: next}
+	if p.ReturnAllReduce, p.Returns, err = count(states, ranks, boundary); err != nil {
+		return Plan{}, err
+	}
 	for r := next - 1; !wire.SerialLess(r, first); r-- { // of the rounds that somebody needs and somebody has begun
 		i, ok := search(known, r)
 		if ok && known[i].Full() {
@@ -163,7 +200,7 @@ func Make(states map[int]State) (Plan, error) {
 		if wire.SerialLess(r.Round, boundary) {
 			p.ReturnSeq += r.Missing()
 		} else if r.Missing() < r.Chunks {
-			p.CanReturn = false
+			p.ahead = true
 		}
 	}
 	p.exchange(states, ranks, known)
@@ -187,6 +224,25 @@ func lost(states map[int]State, ranks []int, r uint32, known bool) error {
 		}
 	}
 	return nil
+}
+
+// count returns the number of the all-reduce that begins with a boundary, the last of all, and those that ranks came back
+// for and that somebody has not begun.
+func count(states map[int]State, ranks []int, boundary uint32) (next uint64, returns []uint64, err error) {
+	last := ranks[slices.IndexFunc(ranks, func(rank int) bool { return states[rank].Boundary == boundary })]
+	next = states[last].AllReduces
+	least := next
+	for _, rank := range ranks {
+		s := states[rank]
+		if s.AllReduces > next || (s.AllReduces == next) != (s.Boundary == boundary) {
+			return 0, nil, &CountError{[2]int{last, rank}, [2]uint64{next, s.AllReduces}, [2]uint32{boundary, s.Boundary}}
+		}
+		least = min(least, s.AllReduces)
+		returns = append(returns, s.Returns...)
+	}
+	slices.Sort(returns)
+	passed, _ := slices.BinarySearch(returns, least)
+	return next, slices.Compact(returns[passed:]), nil
 }
 
 // union returns what is known of every round that anybody told of, ascending.

@@ -26,31 +26,42 @@ func TestMake(t *testing.T) {
 		{
 			"nothing has begun",
 			map[int]State{0: {}, 1: {}},
-			Plan{HandOver: map[int][]ChunkID{}, Lacks: map[int][]ChunkID{}, CanReturn: true},
+			Plan{HandOver: map[int][]ChunkID{}, Lacks: map[int][]ChunkID{}},
 		},
 		{
 			"between two rounds: nothing is missing",
 			map[int]State{
-				0: {First: 7, Next: 7, Boundary: 7, Seq: 30, Rounds: []Held{held(6, 2, 0, 1)}},
-				1: {First: 7, Next: 7, Boundary: 7, Seq: 30, Rounds: []Held{held(6, 2, 0, 1)}},
+				0: {First: 7, Next: 7, Boundary: 7, Seq: 30, AllReduces: 5, Rounds: []Held{held(6, 2, 0, 1)}},
+				1: {First: 7, Next: 7, Boundary: 7, Seq: 30, AllReduces: 5, Rounds: []Held{held(6, 2, 0, 1)}},
 			},
 			Plan{
 				Restart: Restart{Round: 7, Seq: 30}, HandOver: map[int][]ChunkID{}, Lacks: map[int][]ChunkID{},
-				Return: 7, ReturnSeq: 30, CanReturn: true, next: 7,
+				Return: 7, ReturnSeq: 30, ReturnAllReduce: 5, next: 7,
+			},
+		},
+		{
+			"ranks came back for all-reduces of which one has not begun everywhere",
+			map[int]State{
+				0: {First: 7, Next: 7, Boundary: 7, AllReduces: 5, Returns: []uint64{1, 5}},
+				1: {First: 7, Next: 9, Boundary: 9, AllReduces: 6, Returns: []uint64{2, 4, 5, 8}, Rounds: []Held{held(7, 1), held(8, 1)}},
+			},
+			Plan{
+				Restart:  Restart{Round: 7, Finals: []Held{held(7, 1), held(8, 1)}, Returns: []uint64{5, 8}},
+				HandOver: map[int][]ChunkID{}, Lacks: map[int][]ChunkID{}, Return: 9, ReturnSeq: 2, ReturnAllReduce: 6, next: 9,
 			},
 		},
 		{
 			"one is ahead, one lacks what the other has, and both lack one; the numbers go round",
 			map[int]State{
-				0: {First: last, Next: last + 1 - 1<<32, Boundary: 1, Seq: 3, Rounds: []Held{held(last, 3, 1), held(0, 4)}},
-				1: {First: last, Next: last + 1 - 1<<32, Boundary: 0, Seq: 3, Rounds: []Held{held(last, 3, 0)}},
-				2: {First: last, Next: 1, Boundary: 1, Seq: 7, Rounds: []Held{held(last, 3, 0, 1), held(0, 4)}},
+				0: {First: last, Next: last + 1 - 1<<32, Boundary: 1, Seq: 3, AllReduces: 10, Rounds: []Held{held(last, 3, 1), held(0, 4)}},
+				1: {First: last, Next: last + 1 - 1<<32, Boundary: 0, Seq: 3, AllReduces: 9, Rounds: []Held{held(last, 3, 0)}},
+				2: {First: last, Next: 1, Boundary: 1, Seq: 7, AllReduces: 10, Rounds: []Held{held(last, 3, 0, 1), held(0, 4)}},
 			},
 			Plan{
 				Restart:  Restart{Round: last, Seq: 7, Finals: []Held{held(last, 3, 0, 1), held(0, 4)}},
 				HandOver: map[int][]ChunkID{0: {{last, 1}}, 1: {{last, 0}}},
 				Lacks:    map[int][]ChunkID{0: {{last, 0}}, 1: {{last, 1}}},
-				Return:   1, ReturnSeq: 12, CanReturn: true, next: 1,
+				Return:   1, ReturnSeq: 12, ReturnAllReduce: 10, next: 1,
 			},
 		},
 		{
@@ -62,7 +73,7 @@ func TestMake(t *testing.T) {
 			Plan{
 				Restart:  Restart{Round: 2, Seq: 2, Finals: []Held{held(3, 1, 0)}},
 				HandOver: map[int][]ChunkID{0: {{3, 0}}}, Lacks: map[int][]ChunkID{1: {{3, 0}}},
-				Return: 2, ReturnSeq: 2, next: 2,
+				Return: 2, ReturnSeq: 2, next: 2, ahead: true,
 			},
 		},
 	} {
@@ -88,14 +99,14 @@ func TestMakeFails(t *testing.T) {
 		{
 			"too far behind",
 			map[int]State{
-				0: {First: 5, Next: 5, Boundary: 5, Rounds: []Held{held(4, 1, 0)}},
-				2: {First: 3, Next: 4, Boundary: 4, Rounds: []Held{held(3, 1)}},
+				0: {First: 5, Next: 5, Boundary: 5, AllReduces: 5, Rounds: []Held{held(4, 1, 0)}},
+				2: {First: 3, Next: 4, Boundary: 4, AllReduces: 4, Rounds: []Held{held(3, 1)}},
 			},
 			&BehindError{}, "rank 2 has not finished round 3",
 		},
 		{
 			"ahead of all",
-			map[int]State{0: {First: 1, Next: 1, Boundary: 1}, 1: {Began: 3, First: 3, Next: 4, Boundary: 4, Rounds: []Held{held(3, 1)}}},
+			map[int]State{0: {First: 1, Next: 1, Boundary: 1}, 1: {Began: 3, First: 3, Next: 4, Boundary: 4, AllReduces: 1, Rounds: []Held{held(3, 1)}}},
 			&AheadError{}, "rank 1 came back for a round after 2",
 		},
 		{
@@ -105,6 +116,16 @@ func TestMakeFails(t *testing.T) {
 				3: {First: 1, Next: 2, Boundary: 2, Rounds: []Held{held(1, 5)}},
 			},
 			&DisagreementError{}, "round 1 has 4 chunks at rank 0 and 5 at rank 3",
+		},
+		{
+			"two counts",
+			map[int]State{0: {First: 2, Next: 2, Boundary: 2, AllReduces: 2}, 1: {First: 2, Next: 2, Boundary: 2, AllReduces: 1}},
+			&CountError{}, "2 all-reduces take the rounds before 2 at rank 0, and 1 those before 2 at rank 1",
+		},
+		{
+			"one count of two lengths",
+			map[int]State{0: {First: 2, Next: 2, Boundary: 2, AllReduces: 1}, 1: {First: 1, Next: 1, Boundary: 1, AllReduces: 1}},
+			&CountError{}, "",
 		},
 		{"order", map[int]State{0: {First: 2, Next: 1, Boundary: 1}}, &StateError{}, "first, next and boundary are 2, 1 and 1"},
 		{"no boundary", map[int]State{0: {First: 2, Next: 2, Boundary: 1}}, &StateError{}, "2, 2 and 1"},
@@ -124,5 +145,31 @@ func TestMakeFails(t *testing.T) {
 				t.Errorf("it names rank %d", behind.Rank)
 			}
 		})
+	}
+}
+
+// TestLetIn: a rank comes back when the rounds that it begins have room at the servers.
+func TestLetIn(t *testing.T) {
+	p, err := Make(map[int]State{
+		0: {First: 10, Next: 12, Boundary: 16, Seq: 20, AllReduces: 3, Returns: []uint64{5}, Rounds: []Held{
+			held(10, 1, 0), held(11, 1), held(12, 1), held(13, 1), held(14, 1), held(15, 1)}},
+		1: {First: 10, Next: 10, Boundary: 10, Seq: 18, AllReduces: 2},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		depth, rounds uint32
+		want          bool
+	}{{2, 7, true}, {3, 8, true}, {2, 6, false}, {4, 8, false}} { // rounds 16 and 17 take the memory of 9 and 10, which are over
+		if got := p.CanReturn(c.depth, c.rounds); got != c.want {
+			t.Errorf("depth %d, %d rounds: %t", c.depth, c.rounds, got)
+		}
+	}
+	for range 2 {
+		p.LetIn()
+	}
+	if want := []uint64{3, 5}; !reflect.DeepEqual(p.Returns, want) {
+		t.Errorf("returns %v, want %v", p.Returns, want)
 	}
 }

@@ -145,7 +145,7 @@ func (w *world) allUse(epoch uint16) bool {
 		return false // a damaged RESULT may have announced anything
 	}
 	for _, k := range w.workers {
-		if wire.SerialLess16(k.endpoint.Epoch(), epoch) {
+		if wire.SerialLess16(k.endpoint.Epoch(), epoch) && (w.s.Quorum == nil || !k.dead) {
 			return false
 		}
 	}
@@ -157,6 +157,10 @@ func (w *world) control() {
 	c := &w.controller
 	if len(c.steps) == 0 {
 		if c.plan+1 >= len(w.s.Plans) {
+			return
+		}
+		if w.fresh() {
+			w.events.add(event{at: w.now + 5*time.Millisecond, kind: control, job: w.job, number: w.recoverer.number})
 			return
 		}
 		c.steps = w.change(c.plan)

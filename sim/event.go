@@ -9,7 +9,7 @@ type event struct {
 	kind   kind
 	node   int    // a host: workers first, then servers
 	job    int    // wake, control: they mean nothing to later jobs
-	number int    // of a recovery: what is planned for an earlier one means nothing
+	number int    // of a recovery, or begin: of a rank's process. What is planned for an earlier one means nothing
 	frame  []byte // arrivals
 }
 
@@ -27,6 +27,9 @@ const (
 	freeze               // a worker stops for a recovery
 	decide               // the controller knows what all have
 	resume               // a worker goes on
+	enter                // a worker that came back begins
+	die                  // a worker dies that will come back
+	comeBack             // it is there again
 )
 
 func (e *event) before(f *event) bool { return e.at < f.at || e.at == f.at && e.order < f.order }

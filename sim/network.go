@@ -15,6 +15,7 @@ import (
 
 var service = wire.Addr{MAC: [6]byte{2, 'x', 'a', 0, 0xff, 0xfe}, IP: [4]byte{10, 77, 255, 254}, Port: wire.Port}
 
+// workerAddr returns the address of a rank's first process; those after it have other ports, as kernels give them out.
 func workerAddr(rank int) wire.Addr {
 	return wire.Addr{MAC: [6]byte{2, 'x', 'a', 0, 0, byte(rank + 1)}, IP: [4]byte{10, 77, 0, byte(rank + 1)}, Port: wire.Port}
 }
@@ -187,7 +188,7 @@ func (w *world) atSwitch(node int, frame []byte) {
 func (w *world) lanes(p *wire.Packet) { clear(p.Lanes[int(p.Blocks)*wire.BlockLanes:]) }
 
 func (w *world) toWorker(r int, p *wire.Packet) {
-	w.transmit(r, atHost, wire.AppendFrame(w.buffer(), service, workerAddr(r), p, false))
+	w.transmit(r, atHost, wire.AppendFrame(w.buffer(), service, w.workers[r].addr, p, false))
 }
 
 func (w *world) toServer(s int, src wire.Addr, p *wire.Packet) {

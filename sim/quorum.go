@@ -30,6 +30,7 @@ type ledger struct {
 type outcome struct {
 	sum   []int32
 	masks []uint64
+	told  uint64 // mask of the ranks that were told so and live
 }
 
 func newLedger(ranks int) *ledger {
@@ -53,10 +54,33 @@ func (l *ledger) give(rank, work int, key string, input []int32) {
 	l.given[[2]int{work, rank}] = given
 }
 
+// dies notes that a rank is gone: what it alone was told of may be summed again, by others.
+func (l *ledger) dies(rank int) {
+	for number, o := range l.results {
+		if o.told &^= 1 << rank; o.told == 0 {
+			delete(l.results, number)
+		} else {
+			l.results[number] = o
+		}
+	}
+}
+
+// comesBack notes that a rank begins with an all-reduce, and without what had been left out of its vectors before.
+func (l *ledger) comesBack(rank, work int) {
+	l.residual[rank] = map[string][]int32{}
+	for at := range l.given {
+		if at[0] >= work && at[1] == rank {
+			delete(l.given, at)
+		}
+	}
+}
+
 // take checks a round that a rank was told of: that it is the same for all ranks, and the sum of what exactly the ranks in
 // its masks gave. It notes what was left out of the rank's own.
 func (l *ledger) take(rank, work int, key string, r *transport.Round, quorum int, all uint64) error {
 	if first, ok := l.results[r.Number]; ok {
+		first.told |= 1 << rank
+		l.results[r.Number] = first
 		if i := difference(r.Sum, first.sum); i >= 0 {
 			return fmt.Errorf("lane %d is %d, another rank was told %d", r.Offset+i, r.Sum[i], first.sum[i])
 		}
@@ -66,7 +90,7 @@ func (l *ledger) take(rank, work int, key string, r *transport.Round, quorum int
 			}
 		}
 	} else {
-		l.results[r.Number] = outcome{append([]int32{}, r.Sum...), append([]uint64{}, r.Masks...)}
+		l.results[r.Number] = outcome{append([]int32{}, r.Sum...), append([]uint64{}, r.Masks...), 1 << rank}
 	}
 	for c, mask := range r.Masks {
 		if mask&^all != 0 || bits.OnesCount64(mask) < quorum {

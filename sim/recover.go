@@ -2,11 +2,14 @@ package sim
 
 import (
 	"bytes"
+	"cmp"
+	"errors"
 	"slices"
 	"time"
 
 	"xagg/agg"
 	"xagg/recovery"
+	"xagg/worker/transport"
 )
 
 // Loss is a moment at which devices lose all their memory. Whatever job runs then recovers, by the steps of
@@ -17,13 +20,23 @@ type Loss struct {
 	Servers []int         `yaml:"servers,omitempty"`
 }
 
+// Death is a worker that dies, without a word, and is started again. It comes back through a recovery, without memory. It
+// does not die while the others are not enough without it.
+type Death struct {
+	Rank int           `yaml:"rank"`
+	At   time.Duration `yaml:"at"`
+	Back time.Duration `yaml:"back"` // not before At
+}
+
 // recoverer is the controller's part of a recovery.
 type recoverer struct {
-	number  int // of the last one; what concerns an earlier one means nothing any more
-	left    int // ranks that have not taken the step under way
-	states  map[int]recovery.State
-	plan    recovery.Plan
-	results map[recovery.ChunkID][]byte
+	number   int // of the last one; what concerns an earlier one means nothing any more
+	underWay bool
+	back     uint64 // mask of the ranks that want to come back with it
+	left     int    // ranks that have not taken the step under way
+	states   map[int]recovery.State
+	plan     recovery.Plan
+	results  map[recovery.ChunkID][]byte
 }
 
 // lose empties devices, and begins a recovery.
@@ -38,17 +51,104 @@ func (w *world) lose(l *Loss) {
 	if w.ended {
 		return // the next job installs its plan as if nothing had been
 	}
+	w.recover()
+}
+
+// recover begins a recovery, of those who are there. One that is under way begins anew.
+func (w *world) recover() {
 	w.report.Recoveries++
 	r := &w.recoverer
-	*r = recoverer{number: r.number + 1, left: len(w.workers), states: map[int]recovery.State{}}
+	*r = recoverer{number: r.number + 1, underWay: true, back: w.returning, states: map[int]recovery.State{}}
 	w.perRank(freeze)
 }
 
-// perRank has every rank take a step at some time.
+// perRank has every rank that is there take a step at some time.
 func (w *world) perRank(k kind) {
-	for rank := range w.workers {
-		w.events.add(event{at: w.now + w.upTo(w.s.Control), kind: k, node: rank, job: w.job, number: w.recoverer.number})
+	w.recoverer.left = 0
+	for _, worker := range w.workers {
+		if !worker.dead {
+			w.stepOf(worker.rank, k)
+		}
 	}
+}
+
+// stepOf has a rank take a step of the recovery at some time.
+func (w *world) stepOf(rank int, k kind) {
+	w.recoverer.left++
+	w.events.add(event{at: w.now + w.upTo(w.s.Control), kind: k, node: rank, job: w.job, number: w.recoverer.number})
+}
+
+// mayDie kills a worker if the others are enough: one that came back counts from its first round on.
+func (w *world) mayDie(k *worker) {
+	var oldest []uint32
+	for _, o := range w.workers {
+		if !o.dead && o != k {
+			oldest = append(oldest, o.endpoint.Progress(w.now).Round)
+		}
+	}
+	enough := 0
+	for _, o := range w.workers {
+		if !o.dead && o != k && o.round <= slices.Min(oldest) {
+			enough++
+		}
+	}
+	if !k.dead && enough >= max(1, w.s.Quorum.Ranks) {
+		w.die(k)
+	}
+}
+
+// die is a worker's end. A recovery that waits for it begins anew without it.
+func (w *world) die(k *worker) {
+	w.notef("rank %d dies", k.rank)
+	w.report.Deaths++
+	k.dead = true
+	w.ledger.dies(k.rank)
+	if w.maybeEnd(); !w.ended && w.recoverer.underWay {
+		w.recover()
+	}
+}
+
+// comeBack lets a recovery begin with which a worker is let in that was started again.
+func (w *world) comeBack(rank int) {
+	w.notef("rank %d is there again", rank)
+	w.returning |= 1 << rank
+	w.recover()
+}
+
+// enter lets a worker begin that came back.
+func (w *world) enter(rank int) {
+	p := &w.recoverer.plan
+	w.notef("rank %d comes back with all-reduce %d: round %d, seq %d", rank, p.ReturnAllReduce, p.Return, p.ReturnSeq)
+	if p.ReturnAllReduce > uint64(len(w.begun)) {
+		w.failf("rank %d comes back with all-reduce %d, and %d have begun", rank, p.ReturnAllReduce, len(w.begun))
+		return
+	}
+	w.report.Returns++
+	w.returning &^= 1 << rank
+	w.ledger.comesBack(rank, int(p.ReturnAllReduce))
+	k := w.newWorker(rank, w.workers[rank].life+1, transport.Config{
+		Round: p.Return, Seq: p.ReturnSeq, AllReduces: p.ReturnAllReduce, Returns: p.Returns,
+	})
+	w.workers[rank] = k
+	if k.work < len(w.s.Vectors) {
+		w.next(k)
+	}
+	w.stepped()
+}
+
+// fresh reports whether a worker came back and the rounds that it misses may not be over: it would not hear of a plan that
+// others are told of in those.
+func (w *world) fresh() bool {
+	there := slices.DeleteFunc(slices.Clone(w.workers), func(k *worker) bool { return k.dead })
+	slices.SortFunc(there, func(a, b *worker) int { return cmp.Compare(a.round, b.round) })
+	over := there[0].round
+	for _, k := range there {
+		if k.round > over {
+			return true
+		}
+		over = max(over, k.endpoint.Progress(w.now).Round)
+	}
+	return false
 }
 
 // freeze stops a worker, which tells what it has.
@@ -65,9 +165,25 @@ func (w *world) freeze(rank int) {
 func (w *world) decide() {
 	r, c := &w.recoverer, &w.controller
 	plan, err := recovery.Make(r.states)
+	if ahead, ok := errors.AsType[*recovery.AheadError](err); ok {
+		w.die(w.workers[ahead.Rank])
+		return
+	}
 	if err != nil {
 		w.failf("recovery: %v", err)
 		return
+	}
+	switch {
+	case r.back == 0:
+	case plan.CanReturn(uint32(max(w.s.Depth, 1)), w.s.serverRounds()):
+		plan.LetIn()
+	default:
+		r.back = 0
+		for rank := range w.workers {
+			if w.returning>>rank&1 != 0 {
+				w.events.add(event{at: w.now + time.Second, kind: comeBack, node: rank})
+			}
+		}
 	}
 	r.plan, r.results = plan, map[recovery.ChunkID][]byte{}
 	for rank, ids := range plan.HandOver {
@@ -97,8 +213,21 @@ func (w *world) decide() {
 		w.removeEpoch(epoch)
 	}
 	clear(w.epochs) // what is missing of a round is summed under another
-	r.left = len(w.workers)
 	w.perRank(resume)
+	for rank := range w.workers {
+		if r.back>>rank&1 != 0 {
+			w.stepOf(rank, enter)
+		}
+	}
+}
+
+// stepped notes that a rank goes on. After the last one the controller does what it did before.
+func (w *world) stepped() {
+	r := &w.recoverer
+	if r.left--; r.left == 0 {
+		r.underWay = false
+		w.events.add(event{at: w.now + w.upTo(w.s.Control), kind: control, job: w.job, number: r.number})
+	}
 }
 
 // resume lets a worker go on.
@@ -115,9 +244,7 @@ func (w *world) resume(k *worker) {
 		w.failf("rank %d: %v", k.rank, err)
 		return
 	}
-	if r.left--; r.left == 0 {
-		w.events.add(event{at: w.now + w.upTo(w.s.Control), kind: control, job: w.job, number: r.number})
-	}
+	w.stepped()
 	if !done && k.endpoint.Done() {
 		w.finish(k)
 		return

@@ -42,6 +42,9 @@ type Report struct {
 	Recoveries int                  // that were begun
 	HandedOver int                  // RESULTs, in them
 	Partial    int                  // chunks without all ranks, as each rank was told
+	Deaths     int                  // of workers that may come back
+	Returns    int                  // of those
+	Rejoined   int                  // chunks of such a worker's first all-reduce that have its contribution
 }
 
 // maxEvents ends a run that goes on without getting anywhere.
@@ -68,8 +71,9 @@ type world struct {
 	controller controller
 	installed  map[uint16]int // plans by epoch
 	recoverer  recoverer
-	job        int  // counted from 0
-	ended      bool // the job; the next has not started yet
+	returning  uint64 // mask of ranks that are there again and have not been let in
+	job        int    // counted from 0
+	ended      bool   // the job; the next has not started yet
 
 	checker  *check.Checker
 	seen     capture.Packet
@@ -95,6 +99,10 @@ type worker struct {
 	opened   map[uint32]bool
 	base     uint32 // the first seq since the last recovery: everything before it was answered
 	dead     bool
+	life     int       // number of its process, from 0
+	addr     wire.Addr // of it
+	round    uint32    // that it began with, and
+	first    int       // the index of the all-reduce; -1 where that is the job's first
 }
 
 // Run runs a schedule and returns what was seen, and the first thing that was not as it must be.
@@ -125,6 +133,10 @@ func run(s *Schedule, opts Options) (*Report, error) {
 	}
 	for i := range s.Losses {
 		w.events.add(event{at: s.Losses[i].At, kind: lose, node: i})
+	}
+	for _, d := range s.Deaths {
+		w.events.add(event{at: d.At, kind: die, node: d.Rank})
+		w.events.add(event{at: d.Back, kind: comeBack, node: d.Rank})
 	}
 	for n := 0; w.failure == nil; n++ {
 		e, ok := w.events.pop()
@@ -180,7 +192,7 @@ func (w *world) happen(e *event) {
 			w.pump(k)
 		}
 	case begin:
-		if k := w.workers[e.node]; e.job == w.job && !k.dead {
+		if k := w.workers[e.node]; e.job == w.job && !k.dead && k.life == e.number {
 			w.begin(k)
 		}
 	case control:
@@ -189,13 +201,23 @@ func (w *world) happen(e *event) {
 		}
 	case lose:
 		w.lose(&w.s.Losses[e.node])
-	case freeze, decide, resume:
+	case die:
+		if k := w.workers[e.node]; !w.ended {
+			w.mayDie(k)
+		}
+	case comeBack:
+		if !w.ended && w.workers[e.node].dead {
+			w.comeBack(e.node)
+		}
+	case freeze, decide, resume, enter:
 		if e.job == w.job && !w.ended && e.number == w.recoverer.number {
 			switch e.kind {
 			case freeze:
 				w.freeze(e.node)
 			case decide:
 				w.decide()
+			case enter:
+				w.enter(e.node)
 			default:
 				w.resume(w.workers[e.node])
 			}
@@ -219,26 +241,42 @@ func (w *world) start() {
 	w.epochs, w.begun = map[uint32]uint16{}, w.begun[:0]
 	w.sums = make([]expected, len(w.s.Vectors))
 	w.controller, w.installed = controller{epoch: w.s.Epoch}, map[uint16]int{}
-	quorum := Quorum{}
+	w.returning, w.recoverer.underWay = 0, false
 	if w.ledger = nil; w.s.Quorum != nil {
-		quorum, w.ledger = *w.s.Quorum, newLedger(w.s.Workers)
+		w.ledger = newLedger(w.s.Workers)
 	}
-	first := w.epoch(0)
 	for _, server := range w.s.Plans[0].Servers {
 		w.installServer(0, server)
 	}
 	w.installSwitch(0)
 	for r := range w.s.Workers {
-		k := &worker{rank: r, opened: map[uint32]bool{}, told: make([]int32, w.s.longest())}
-		k.endpoint = transport.New(transport.Config{
-			Job: w.jobID(), Epoch: first, Rank: r, Ranks: w.s.Workers, Pool: w.s.Pool, MaxChunks: w.s.MaxChunks,
-			Depth: w.s.Depth, Quorum: quorum.Ranks, Wait: quorum.Wait, Rounds: int(w.s.serverRounds()),
-			Observe: func(round transport.Round) { w.observe(k, &round) },
-		})
-		w.workers = append(w.workers, k)
-		w.events.add(event{at: w.now + w.compute(r), kind: begin, node: r, job: w.job})
+		w.workers = append(w.workers, w.newWorker(r, 0, transport.Config{}))
+		w.next(w.workers[r])
 	}
 	w.events.add(event{at: w.now + w.upTo(w.s.Control), kind: control, job: w.job, number: w.recoverer.number})
+}
+
+// newWorker returns a rank's process. The configuration says where one begins that came back.
+func (w *world) newWorker(rank, life int, cfg transport.Config) *worker {
+	k := &worker{
+		rank: rank, life: life, addr: workerAddr(rank), work: int(cfg.AllReduces), round: cfg.Round, base: cfg.Seq,
+		opened: map[uint32]bool{}, told: make([]int32, w.s.longest()),
+	}
+	k.addr.Port += uint16(life)
+	if k.first = k.work; life == 0 {
+		k.first = -1
+	}
+	cfg.Job, cfg.Epoch, cfg.Rank, cfg.Ranks = w.jobID(), w.controller.epoch, rank, w.s.Workers
+	cfg.Pool, cfg.MaxChunks, cfg.Depth = w.s.Pool, w.s.MaxChunks, w.s.Depth
+	cfg.Quorum, cfg.Wait, cfg.Rounds = w.s.quorum().Ranks, w.s.quorum().Wait, int(w.s.serverRounds())
+	cfg.Observe = func(round transport.Round) { w.observe(k, &round) }
+	k.endpoint = transport.New(cfg)
+	return k
+}
+
+// next has a worker begin its next all-reduce when it has computed.
+func (w *world) next(k *worker) {
+	w.events.add(event{at: w.now + w.compute(k.rank), kind: begin, node: k.rank, job: w.job, number: k.life})
 }
 
 // compute returns how long a worker computes before its next all-reduce.
@@ -305,7 +343,7 @@ func (w *world) pump(k *worker) {
 		}
 		for _, payload := range batch {
 			w.checkSend(k, payload)
-			frame := wire.AppendUDP(w.buffer(), workerAddr(k.rank), service, payload, w.s.Damage != Unprotected)
+			frame := wire.AppendUDP(w.buffer(), k.addr, service, payload, w.s.Damage != Unprotected)
 			w.tell("sent", k.rank, atSwitch, frame)
 			w.transmit(k.rank, atSwitch, frame)
 		}
@@ -381,7 +419,7 @@ func (w *world) finish(k *worker) {
 		w.report.Rounds = append(w.report.Rounds, w.now-w.begun[k.work-1])
 	}
 	if k.work < len(w.s.Vectors) {
-		w.events.add(event{at: w.now + w.compute(k.rank), kind: begin, node: k.rank, job: w.job})
+		w.next(k)
 		return
 	}
 	w.maybeEnd()
@@ -535,6 +573,9 @@ func (w *world) observe(k *worker, r *transport.Round) {
 		for _, mask := range r.Masks {
 			if mask != w.s.all() {
 				w.report.Partial++
+			}
+			if k.work == k.first && mask>>k.rank&1 != 0 {
+				w.report.Rejoined++
 			}
 		}
 		return

@@ -28,6 +28,7 @@ type Schedule struct {
 	Crash     *Crash  `yaml:"crash,omitempty"`
 	Losses    []Loss  `yaml:"losses,omitempty"`
 	Quorum    *Quorum `yaml:"quorum,omitempty"` // nil = every result is the sum of all ranks
+	Deaths    []Death `yaml:"deaths,omitempty"` // with a quorum
 	Damage    Damaged `yaml:"damage,omitempty"`
 
 	Compute []time.Duration `yaml:"compute"`        // by rank: what it does before every all-reduce, at the most
@@ -52,6 +53,8 @@ const (
 type Work struct {
 	Lanes int  `yaml:"lanes"`
 	Float bool `yaml:"float,omitempty"` // float32, otherwise int32
+	// Tensor tells tensors of one length apart.
+	Tensor int `yaml:"tensor,omitempty"`
 }
 
 // Plan says who sums.
@@ -124,11 +127,19 @@ func (s *Schedule) check() error {
 		case s.Crash != nil || s.Damage == Unprotected:
 			return fmt.Errorf("a quorum together with a crash, or without checksums: nobody can say what has to come of it")
 		}
+		for i, d := range s.Deaths {
+			if d.Rank < 0 || d.Rank >= s.Workers || d.Back < d.At {
+				return fmt.Errorf("death %d: rank %d of %d, from %v to %v", i, d.Rank, s.Workers, d.At, d.Back)
+			}
+		}
 		for i, v := range s.Vectors {
 			if v.Float {
 				return fmt.Errorf("vector %d: a quorum's are integers here: a mean of float32 has no oracle", i)
 			}
 		}
+	}
+	if len(s.Deaths) > 0 && s.Quorum == nil {
+		return fmt.Errorf("deaths without a quorum: see crash")
 	}
 	for i := range s.Losses {
 		if l := &s.Losses[i]; !l.valid(s.Servers) || s.Crash != nil || s.Damage == Unprotected {
@@ -153,7 +164,9 @@ func (s *Schedule) check() error {
 }
 
 // key names the tensor of an all-reduce.
-func (s *Schedule) key(work int) string { return fmt.Sprintf("vector of %d", s.Vectors[work].Lanes) }
+func (s *Schedule) key(work int) string {
+	return fmt.Sprintf("tensor %d of %d", s.Vectors[work].Tensor, s.Vectors[work].Lanes)
+}
 
 // longest returns the number of lanes of the longest vector.
 func (s *Schedule) longest() (lanes int) {
@@ -278,6 +291,20 @@ func Random(seed uint64) *Schedule {
 		for i := range s.Plans {
 			if len(s.Plans[i].Servers) == 0 {
 				s.Plans[i].Servers = rng.Perm(s.Servers)[:1+rng.IntN(s.Servers)]
+			}
+		}
+		if chance(0.6) {
+			for range rng.IntN(8) {
+				s.Vectors = append(s.Vectors, s.Vectors[rng.IntN(len(s.Vectors))])
+			}
+			for i := range s.Vectors {
+				s.Vectors[i].Tensor = rng.IntN(3)
+			}
+			within := []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, time.Second}[rng.IntN(3)]
+			for range 1 + rng.IntN(5) {
+				d := Death{Rank: rng.IntN(s.Workers), At: upTo(within)}
+				d.Back = d.At + upTo(within)
+				s.Deaths = append(s.Deaths, d)
 			}
 		}
 	}

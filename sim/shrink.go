@@ -34,7 +34,7 @@ func Shrink(s *Schedule, tries int) (*Schedule, error) {
 func (s *Schedule) clone() *Schedule {
 	c := *s
 	c.Vectors, c.Plans, c.Links, c.Compute = slices.Clone(s.Vectors), slices.Clone(s.Plans), slices.Clone(s.Links), slices.Clone(s.Compute)
-	c.Late, c.Losses = slices.Clone(s.Late), slices.Clone(s.Losses)
+	c.Late, c.Losses, c.Deaths = slices.Clone(s.Late), slices.Clone(s.Losses), slices.Clone(s.Deaths)
 	return &c
 }
 
@@ -47,6 +47,9 @@ func cuts(s *Schedule) (cuts []func(*Schedule)) {
 	add(func(c *Schedule) { c.Late = nil })
 	for i := range s.Losses {
 		add(func(c *Schedule) { c.Losses = slices.Delete(c.Losses, i, i+1) })
+	}
+	for i := range s.Deaths {
+		add(func(c *Schedule) { c.Deaths = slices.Delete(c.Deaths, i, i+1) })
 	}
 	for i := range s.Vectors {
 		if len(s.Vectors) > 1 {

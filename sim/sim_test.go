@@ -146,6 +146,7 @@ func TestCoverage(t *testing.T) {
 		reasons                                               [wire.NumReasons]int
 		losses, overflows, damaged, errors, changes, restarts int
 		recoveries, handed, partial, quorumLost               int
+		deaths, returns, rejoined                             int
 	)
 	for seed := range uint64(300) {
 		s := Random(seed)
@@ -163,6 +164,7 @@ func TestCoverage(t *testing.T) {
 		}
 		recoveries, handed = recoveries+r.Recoveries, handed+r.HandedOver
 		partial += r.Partial
+		deaths, returns, rejoined = deaths+r.Deaths, returns+r.Returns, rejoined+r.Rejoined
 		if s.Quorum != nil {
 			quorumLost += r.Recoveries
 		}
@@ -173,7 +175,8 @@ func TestCoverage(t *testing.T) {
 	for name, n := range map[string]int{
 		"losses": losses, "full queues": overflows, "damaged packets": damaged, "errors": errors, "changes of plan": changes,
 		"jobs after a crash": restarts, "recoveries": recoveries, "results handed over": handed,
-		"chunks without all ranks": partial, "recoveries of quorum jobs": quorumLost, "late contributions": reasons[wire.ReasonLate],
+		"chunks without all ranks": partial, "recoveries of quorum jobs": quorumLost,
+		"deaths in quorum jobs": deaths, "workers that came back": returns, "chunks that they gave to at once": rejoined, "late contributions": reasons[wire.ReasonLate],
 		"summed": reasons[wire.ReasonNone], "duplicates": reasons[wire.ReasonDuplicate],
 		"steered": reasons[wire.ReasonSteered], "forwarded": reasons[wire.ReasonForwarded],
 		"stale": reasons[wire.ReasonStale], "late for their epoch": reasons[wire.ReasonEpoch],

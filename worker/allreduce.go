@@ -70,6 +70,7 @@ type Pending struct {
 	call     *transport.Call
 	deadline time.Time
 	done     chan struct{} // closed when info and err are there
+	compute  time.Duration // since the all-reduce before; 0 = it was under way still
 	ended    time.Time
 	info     Info
 	err      error
@@ -118,6 +119,7 @@ func (w *Worker) begin(key string, begin func(now time.Duration) (*transport.Cal
 		return nil, p.wrap(err)
 	}
 	p.call = call
+	p.compute = w.reports.computed(len(w.pending) == 0)
 	w.pending = append(w.pending, p)
 	idle := w.idle
 	w.idle = false
@@ -193,6 +195,7 @@ func (w *Worker) step(received int, linkErr error) (until time.Time, err error) 
 		p := w.pending[0]
 		w.pending = w.pending[:copy(w.pending, w.pending[1:])]
 		p.info, p.ended = p.call.Info(), time.Now()
+		w.reports.round(p)
 		close(p.done)
 	}
 	if len(w.pending) == 0 {

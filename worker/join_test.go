@@ -88,6 +88,7 @@ func TestJoinRefused(t *testing.T) {
 		"epoch 0":     {ready(func(r *api.Ready) { r.Epoch = 0 }), "epoch 0"},
 		"few ranks":   {ready(func(r *api.Ready) { r.Ranks = 1 }), "1 ranks"},
 		"many ranks":  {ready(func(r *api.Ready) { r.Ranks = 65 }), "65 ranks"},
+		"begun":       {ready(func(r *api.Ready) { r.AllReduces = 1 << 63 }), "9223372036854775808 all-reduces"},
 		"depth":       {ready(func(r *api.Ready) { r.Depth = 17 }), "depth of 17"},
 		"mode":        {ready(func(r *api.Ready) { r.Consistency = &api.Consistency{Mode: "lax"} }), `consistency "lax"`},
 		"no quorum":   {ready(func(r *api.Ready) { r.Consistency = &api.Consistency{Mode: "quorum", Rounds: 8} }), "quorum of 0"},
@@ -134,9 +135,12 @@ func TestJoinCancel(t *testing.T) {
 
 // TestJoinRequest: the controller learns where the worker is and what it plans.
 func TestJoinRequest(t *testing.T) {
-	var got *api.JoinRequest
+	first := make(chan *api.JoinRequest, 1)
 	client := serve(t, &scripted{join: func(req *api.JoinRequest, stream grpc.ServerStreamingServer[api.JoinEvent]) error {
-		got = req
+		select {
+		case first <- req:
+		default: // it looks for the controller again
+		}
 		return sendReady(stream, goodReady())
 	}})
 	w, err := worker.Join(t.Context(), client, worker.Config{Job: "train", Rank: 1, Link: newClosing(), Plan: "float32 3x100"})
@@ -145,7 +149,7 @@ func TestJoinRequest(t *testing.T) {
 	}
 	defer w.Close()
 	want := &api.JoinRequest{Job: "train", Rank: 1, Ip: "10.77.0.2", UdpPort: 19860, Digest: "xagg/1 lanes=256 margin=3 float32 3x100"}
-	if !proto.Equal(got, want) {
+	if got := <-first; !proto.Equal(got, want) {
 		t.Errorf("request %v, want %v", got, want)
 	}
 	if w.Rank() != 1 || w.Ranks() != 2 {

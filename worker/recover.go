@@ -171,7 +171,7 @@ func (w *Worker) notRecovered(ctx context.Context, err error) {
 func (w *Worker) frozenRequest(number uint64, s recovery.State) *api.FrozenRequest {
 	req := &api.FrozenRequest{
 		Job: w.job, Rank: uint32(w.rank), Id: w.ready.Job, Recovery: number,
-		First: s.First, Next: s.Next, Boundary: s.Boundary, Seq: s.Seq,
+		First: s.First, Next: s.Next, Boundary: s.Boundary, Seq: s.Seq, AllReduces: s.AllReduces, Returns: s.Returns,
 	}
 	for _, h := range s.Rounds {
 		req.Rounds = append(req.Rounds, &api.Held{Round: h.Round, Chunks: h.Chunks, Held: h.Bits})
@@ -192,7 +192,7 @@ func (w *Worker) results(asked *api.FrozenReply) ([][]byte, error) {
 
 // resume lets the endpoint go on, unless another recovery has begun.
 func (w *Worker) resume(number uint64, reply *api.ResumeReply) error {
-	restart := recovery.Restart{Round: reply.Round, Seq: reply.Seq}
+	restart := recovery.Restart{Round: reply.Round, Seq: reply.Seq, Returns: reply.Returns}
 	for _, h := range reply.Finals {
 		restart.Finals = append(restart.Finals, recovery.Held{Round: h.Round, Chunks: h.Chunks, Bits: h.Held})
 	}

@@ -168,7 +168,7 @@ func TestRecover(t *testing.T) {
 	a.ctl.events <- freezeEvent(2) // told once more
 	state := receive(t, "the second recovery", a.ctl.frozen)
 	sent := a.sent.Load()
-	if state.Recovery != 2 || state.First != 1 || state.Next != 2 || state.Boundary != 2 || state.Seq != 8 || len(state.Rounds) != 2 ||
+	if state.Recovery != 2 || state.First != 1 || state.Next != 2 || state.Boundary != 2 || state.Seq != 8 || state.AllReduces != 2 || len(state.Rounds) != 2 ||
 		state.Rounds[0].Held[0] != 0b1111 || state.Rounds[1].Held[0] != 0 || state.Id != testJob {
 		t.Errorf("it has %v", state)
 	}

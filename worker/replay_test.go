@@ -159,3 +159,37 @@ func TestReplayErrors(t *testing.T) {
 		t.Errorf("too few ranks: %v", errs)
 	}
 }
+
+// TestReplayGoesOn: who comes back goes on with the all-reduce that nobody has begun, in the middle of a vector too.
+func TestReplayGoesOn(t *testing.T) {
+	set, err := grads.Parse("synthetic:600", 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := newTestnet(t, netConfig{ranks: 2, begun: 7})
+	var places [2][]string
+	n.each(t, func(r int) error {
+		cfg := replay.Config{Worker: worker.Config{Job: "train", Rank: r, Link: n.links[r]}, Set: set, Rounds: 4, Buckets: 3}
+		return replay.Run(t.Context(), n.client, cfg, func(x replay.Reduced) error {
+			places[r] = append(places[r], fmt.Sprint(x.Index, "/", x.Bucket))
+			from, _ := replay.Bucket(600, 3, x.Bucket)
+			want := int32(0)
+			for rank := range 2 {
+				v, err := set.Vector(x.Step, rank)
+				if err != nil {
+					return err
+				}
+				want += int32(math.RoundToEven(math.Ldexp(float64(v[from]), int(x.Info.Exponent))))
+			}
+			if x.Sum[0] != want {
+				return fmt.Errorf("vector %d, bucket %d: value 0 is %d, want %d", x.Index, x.Bucket, x.Sum[0], want)
+			}
+			return nil
+		})
+	})
+	for r, got := range places {
+		if want := []string{"2/1", "2/2", "3/0", "3/1", "3/2"}; !slices.Equal(got, want) {
+			t.Errorf("rank %d all-reduces %v, want %v", r, got, want)
+		}
+	}
+}

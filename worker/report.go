@@ -17,8 +17,14 @@ const (
 	reportTimeout  = 5 * time.Second        // of one call
 	reportBackoff  = 100 * time.Millisecond // before a report that failed is tried again, doubling
 	reportInterval = 5 * time.Second        // up to this
-	// progressInterval is how often a worker tells how far it is.
+	// progressInterval is how often a worker tells how far it is, unless the controller wants to know of rounds more often.
 	progressInterval = time.Second
+	// firstReport is how long after it has joined a worker reports first, and hears what the controller wants to know.
+	firstReport = 100 * time.Millisecond
+	// minInterval is how often a worker reports at most.
+	minInterval = 20 * time.Millisecond
+	// maxRounds is how many rounds wait to be reported at most; of more the oldest are left out.
+	maxRounds = 256
 )
 
 // reporter tells the controller under which plan this worker's rounds run, so that the controller knows when nobody
@@ -28,10 +34,44 @@ type reporter struct {
 	newest uint16      // epoch that was last handed over; of the driver
 	epochs chan uint16 // the newest epoch that is not reported yet
 	done   chan struct{}
+
+	// The rest is guarded by the worker's mu.
+	wanted bool         // the controller wants to know of rounds
+	rounds []*api.Round // that it does not know of yet
+	ended  time.Time    // when the last all-reduce ended; zero: none has
 }
 
 func newReporter(epoch uint16) *reporter {
 	return &reporter{newest: epoch, epochs: make(chan uint16, 1), done: make(chan struct{})}
+}
+
+// computed returns how long the worker has computed when an all-reduce begins; 0 where it was waiting for others too.
+func (r *reporter) computed(alone bool) time.Duration {
+	if !alone || r.ended.IsZero() {
+		return 0
+	}
+	return time.Since(r.ended)
+}
+
+// round takes an all-reduce that has ended.
+func (r *reporter) round(p *Pending) {
+	r.ended = time.Now()
+	if !r.wanted {
+		return
+	}
+	i := &p.info
+	round := &api.Round{
+		Round: i.Round, ComputeUs: uint64(p.compute.Microseconds()), CommUs: uint64(i.Duration.Microseconds()),
+		Chunks: uint32(i.Chunks), Late: uint32(i.Late), Packets: i.Packets, Resends: i.Resends, Behind: uint32(i.Behind),
+	}
+	for rank, l := range p.call.Lasts() {
+		if l.Chunks > 0 {
+			round.Last = append(round.Last, &api.Last{Rank: uint32(rank), Chunks: uint32(l.Chunks), BlockedUs: uint64(l.Blocked.Microseconds())})
+		}
+	}
+	if r.rounds = append(r.rounds, round); len(r.rounds) > maxRounds {
+		r.rounds = r.rounds[1:]
+	}
 }
 
 // note takes an epoch: every round under older ones is finished.
@@ -50,16 +90,22 @@ func (r *reporter) note(epoch uint16) {
 // run reports until the session ends. What the controller refuses for good is not tried again; it concerns nobody then.
 func (r *reporter) run(w *Worker) {
 	defer close(r.done)
-	tick := time.NewTicker(progressInterval)
+	tick := time.NewTicker(firstReport)
 	defer tick.Stop()
 	for {
 		select {
 		case epoch := <-r.epochs:
 			r.report(w, epoch)
 		case <-tick.C:
-			if err := r.call(w, 0); refused(err) {
+			every, err := r.call(w, 0)
+			switch {
+			case refused(err):
 				w.log.Debug("controller does not hear of progress", "err", err)
 				tick.Stop()
+			case err != nil:
+				tick.Reset(progressInterval)
+			default:
+				tick.Reset(every)
 			}
 		case <-w.ctx.Done():
 			return
@@ -78,7 +124,7 @@ func (r *reporter) report(w *Worker, epoch uint16) {
 		case <-w.ctx.Done():
 			return
 		}
-		err := r.call(w, epoch)
+		_, err := r.call(w, epoch)
 		switch {
 		case err == nil:
 			return
@@ -100,14 +146,29 @@ func refused(err error) bool {
 	return false
 }
 
-// call makes one report. epoch is 0 where it only tells how far the worker is.
-func (r *reporter) call(w *Worker, epoch uint16) error {
+// call makes one report and returns when the next one is to be. epoch is 0 where it only tells how far the worker is.
+func (r *reporter) call(w *Worker, epoch uint16) (every time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(w.ctx, reportTimeout)
 	defer cancel()
-	_, err := w.client.Report(ctx, &api.ReportRequest{
-		Job: w.job, Rank: uint32(w.rank), Id: w.ready.Job, Epoch: uint32(epoch), Progress: w.progress(),
+	w.mu.Lock()
+	rounds := r.rounds
+	r.rounds = nil
+	w.mu.Unlock()
+	reply, err := w.client.Report(ctx, &api.ReportRequest{
+		Job: w.job, Rank: uint32(w.rank), Id: w.ready.Job, Epoch: uint32(epoch), Progress: w.progress(), Rounds: rounds,
 	})
-	return err
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil { // told next time
+		r.rounds = append(rounds, r.rounds...)
+		r.rounds = r.rounds[max(0, len(r.rounds)-maxRounds):]
+		return 0, err
+	}
+	if r.wanted = reply.GetEveryMs() > 0; !r.wanted {
+		r.rounds = nil
+		return progressInterval, nil
+	}
+	return min(max(time.Duration(reply.GetEveryMs())*time.Millisecond, minInterval), progressInterval), nil
 }
 
 // progress returns how far the worker is.

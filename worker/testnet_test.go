@@ -51,6 +51,7 @@ type netConfig struct {
 	wait      time.Duration
 	async     bool
 	staleness uint32
+	begun     uint64 // all-reduces before the ranks came
 	seed      uint64
 	loss      float64            // probability of a frame's loss on each hop
 	dup       float64            // probability of a second copy
@@ -121,7 +122,8 @@ func startTestnet(cfg netConfig) (n *testnet, stop func()) {
 	}
 	n.client, stop = startController(newTestController(&api.Ready{
 		Job: testJob, Epoch: testEpoch, Ranks: uint32(n.ranks), Pool: n.pool, MaxChunks: n.chunks, Depth: n.depth, Consistency: n.consistency(),
-		ServiceIp: netip.AddrFrom4(service.IP).String(), ServiceMac: net.HardwareAddr(service.MAC[:]).String(),
+		AllReduces: n.begun,
+		ServiceIp:  netip.AddrFrom4(service.IP).String(), ServiceMac: net.HardwareAddr(service.MAC[:]).String(),
 	}))
 	return n, stop
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/bits"
 	"net"
 	"net/netip"
@@ -214,6 +215,8 @@ func (w *Worker) setUp() error {
 		return fmt.Errorf("pool of %d slots, want a power of two", r.Pool)
 	case r.Depth > maxDepth:
 		return fmt.Errorf("depth of %d rounds, want at most %d", r.Depth, maxDepth)
+	case r.AllReduces > math.MaxInt:
+		return fmt.Errorf("%d all-reduces have begun, want at most %d", r.AllReduces, math.MaxInt)
 	case r.MaxChunks == 0 || r.MaxChunks > 1<<24:
 		return fmt.Errorf("at most %d chunks in a round, want 1..%d", r.MaxChunks, 1<<24)
 	}
@@ -259,10 +262,10 @@ func (w *Worker) setUp() error {
 		Rounds:    int(c.GetRounds()),
 		Async:     c.GetMode() == "async",
 		Staleness: int(c.GetStaleness()),
-		Round:     r.Round,
-		Seq:       r.Seq,
 		MaxChunks: int(r.MaxChunks),
 		Observe:   w.observe,
+
+		Round: r.Round, Seq: r.Seq, AllReduces: r.AllReduces, Returns: r.Returns,
 	})
 	return nil
 }
@@ -280,6 +283,11 @@ func (w *Worker) Rank() int { return w.rank }
 
 // Ranks returns the number of the job's workers.
 func (w *Worker) Ranks() int { return int(w.ready.Ranks) }
+
+// Begun returns how many all-reduces the job had begun before this worker's first one: 0, unless it has come back to a job
+// with a quorum. Whoever calls the job's all-reduces goes on with the one of that number, counted from 0, which may be in
+// the middle of a step.
+func (w *Worker) Begun() int { return int(w.ready.AllReduces) }
 
 // Leave says that this worker has finished its last all-reduce, and waits until all have: until then the job, and what
 // the others may still ask of it, stays. It waits for the all-reduces under way; no other can begin.

@@ -15,6 +15,8 @@ import (
 func newBenchReportCommand(env *env) *cobra.Command {
 	var (
 		output, out string
+		aggregator  string
+		training    string
 		limit       float64
 	)
 	cmd := &cobra.Command{
@@ -28,6 +30,7 @@ The HTML file needs nothing else and can be sent as it is. The format gobench is
 are compared by benchstat, and modes of one by 'benchstat -col /mode'.`,
 		Example: `  xagg bench report results.jsonl
   xagg bench report results.jsonl -o html --out report.html
+  xagg bench report results.jsonl --aggregator aggregator.json --train train.json -o html --out report.html
   xagg bench report old.jsonl -o gobench --out old.txt`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -56,7 +59,25 @@ are compared by benchstat, and modes of one by 'benchstat -col /mode'.`,
 				if err != nil {
 					return err
 				}
-				d := report.Compare(a)
+				var more []*report.Extra
+				for _, x := range []struct {
+					name string
+					read func(name string, src []byte) (*report.Extra, error)
+				}{{aggregator, report.Aggregator}, {training, report.Train}} {
+					if x.name == "" {
+						continue
+					}
+					src, err := os.ReadFile(x.name)
+					if err != nil {
+						return fmt.Errorf("read results: %w", err)
+					}
+					e, err := x.read(x.name, src)
+					if err != nil {
+						return err
+					}
+					more = append(more, e)
+				}
+				d := report.Compare(a, more...)
 				write = map[string]func(io.Writer) error{"html": d.WriteHTML, "markdown": d.WriteMarkdown, "text": d.WriteText}[output]
 			}
 			if out == "" {
@@ -68,6 +89,8 @@ are compared by benchstat, and modes of one by 'benchstat -col /mode'.`,
 	f := cmd.Flags()
 	f.StringVarP(&output, "output", "o", "text", "html, markdown, text or gobench")
 	f.StringVar(&out, "out", "", "file to write to instead of the standard output")
+	f.StringVar(&aggregator, "aggregator", "", "file that 'xagg bench aggregator -o json' has written: a section of its own")
+	f.StringVar(&training, "train", "", "file that 'xagg bench train -o json' has written: a section of its own")
 	f.Float64Var(&limit, "limit", results.DefaultLimit, "width of an interval above which a ratio is not resolved, as a share of switch-only's time")
 	return cmd
 }

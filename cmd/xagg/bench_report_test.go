@@ -47,6 +47,12 @@ func TestBenchReport(t *testing.T) {
 		}
 	}
 
+	more := filepath.Join("..", "..", "lab", "report", "testdata")
+	code, stdout, stderr := reported(t, "", file, "--train", filepath.Join(more, "train.json"), "--aggregator", filepath.Join(more, "aggregator.json"))
+	if code != exitOK || !strings.Contains(stdout, "Does training still converge?") || !strings.Contains(stdout, "What does an aggregator cost?") {
+		t.Errorf("more files: exit code %d: %s", code, stderr)
+	}
+
 	if err := os.WriteFile(file, b.Bytes()[:b.Len()-9], 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -65,6 +71,8 @@ func TestBenchReport(t *testing.T) {
 		{exitFailure, "read results: open", []string{nowhere}},
 		{exitFailure, "write report: open", []string{file, "--out", nowhere}},
 		{exitFailure, "standard input: no results", []string{"-"}},
+		{exitFailure, "read results: open", []string{file, "--train", nowhere}},
+		{exitFailure, "its kind is", []string{file, "--aggregator", filepath.Join(more, "train.json")}},
 	} {
 		if code, stdout, stderr := reported(t, "", tt.args...); code != tt.code || !strings.Contains(stderr, tt.want) || stdout != "" {
 			t.Errorf("%v: exit code %d: %s", tt.args, code, stderr)

@@ -102,8 +102,15 @@ func (c *controllerClient) flags(cmd *cobra.Command) {
 	cmd.PersistentFlags().StringVarP(&c.output, "output", "o", "text", "form of the output: text, json")
 }
 
-// call runs f with a client, and explains an error for a person.
+// call runs f, which takes a moment, with a client, and explains an error for a person.
 func (c *controllerClient) call(ctx context.Context, f func(context.Context, api.ControllerClient) error) error {
+	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
+	defer cancel()
+	return c.stream(ctx, f)
+}
+
+// stream is call for what may take as long as it likes.
+func (c *controllerClient) stream(ctx context.Context, f func(context.Context, api.ControllerClient) error) error {
 	if c.output != "text" && c.output != "json" {
 		return usagef("--output %q: want text or json", c.output)
 	}
@@ -115,8 +122,6 @@ func (c *controllerClient) call(ctx context.Context, f func(context.Context, api
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
-	defer cancel()
 	err = f(ctx, api.NewControllerClient(conn))
 	var unreached *endpoint.ConnectError
 	if errors.As(err, &unreached) {
@@ -178,6 +183,8 @@ func newJobCommand(env *env) *cobra.Command {
 	cmd.AddCommand(
 		newJobCreateCommand(env, &client),
 		newJobSteerCommand(env, &client),
+		newJobAdaptCommand(env, &client),
+		newJobExplainCommand(env, &client),
 		newJobRemoveCommand(env, &client),
 		newJobListCommand(env, &client),
 		newJobShowCommand(env, &client),
@@ -189,6 +196,7 @@ func newJobCreateCommand(env *env, client *controllerClient) *cobra.Command {
 	var ranks, maxElems, depth uint32
 	var rule ruleFlags
 	var consistency consistencyFlags
+	var adaptName string
 	cmd := &cobra.Command{
 		Use:   "create NAME --ranks N --max-elems N",
 		Short: "Create a job, so that its workers can join",
@@ -199,7 +207,8 @@ time, at least so many; in an async job a running sum that no rank is further ah
 job's life. Quorum needs a server (--mode server or hybrid), async all ranks at servers (--mode server).`,
 		Example: `  xagg job create train --ranks 4 --max-elems 1000000 --depth 4
   xagg job create train --ranks 4 --max-elems 1000000 --mode hybrid --steer 3 --consistency quorum --quorum 3 --wait 10ms
-  xagg job create train --ranks 4 --max-elems 1000000 --mode server --consistency async --staleness 2`,
+  xagg job create train --ranks 4 --max-elems 1000000 --mode server --consistency async --staleness 2
+  xagg job create train --ranks 4 --max-elems 1000000 --mode switch --adapt outlier`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if ranks == 0 || maxElems == 0 {
@@ -210,6 +219,9 @@ job's life. Quorum needs a server (--mode server or hybrid), async all ranks at 
 			}
 			var err error
 			if req.Consistency, err = consistency.proto(); err != nil {
+				return err
+			}
+			if req.Adapt, err = adaptPolicy(adaptName); err != nil {
 				return err
 			}
 			if req.Policy == nil && rule.given() {
@@ -230,6 +242,7 @@ job's life. Quorum needs a server (--mode server or hybrid), async all ranks at 
 	cmd.Flags().Uint32Var(&rule.pool, "pool", 0, "slots per version, a power of two (default: the policy's)")
 	cmd.Flags().Uint32Var(&depth, "depth", 1, "rounds that may be under way, 1..16")
 	consistency.flags(cmd)
+	cmd.Flags().StringVar(&adaptName, "adapt", "", "policy by which the plan follows what is measured: a file, or the name of a rule")
 	return cmd
 }
 
@@ -434,7 +447,9 @@ type jobView struct {
 	Joined      string   `json:"joined"` // ranks, such as "0-2"
 	Left        string   `json:"left"`
 	Gone        string   `json:"gone"`               // ranks that the job goes on without
+	Awaited     string   `json:"awaited,omitempty"`  // ranks that have not come back yet to a controller that was restarted
 	Recovery    string   `json:"recovery,omitempty"` // what a recovery under way waits for
+	Note        string   `json:"note,omitempty"`     // in what the configuration would have it otherwise
 	Cohort      string   `json:"cohort"`
 	Servers     []string `json:"servers"`
 	Pool        uint32   `json:"pool"`
@@ -511,6 +526,10 @@ func viewStatus(address string, r *api.StatusReply) *statusView {
 		if j.GetError() != "" {
 			v.Problems = append(v.Problems, fmt.Sprintf("job %s is %s: %s", j.GetName(), j.GetState(), j.GetError()))
 		}
+		if j.GetAwaited() != 0 {
+			v.Problems = append(v.Problems, fmt.Sprintf("job %s waits for rank %s to come back to the controller, which was restarted",
+				j.GetName(), policy.FormatMask(j.GetAwaited())))
+		}
 		if j.GetRecovery() != "" {
 			v.Problems = append(v.Problems, fmt.Sprintf("job %s is being recovered, which waits for %s", j.GetName(), j.GetRecovery()))
 		}
@@ -543,10 +562,14 @@ func viewJob(j *api.Job) jobView {
 			Explanation: c.GetExplanation(), Behind: policy.FormatMask(c.GetBehind()), WaitsFor: c.GetWaitsFor(),
 		}
 	}
+	awaited := ""
+	if mask := j.GetAwaited(); mask != 0 {
+		awaited = policy.FormatMask(mask)
+	}
 	return jobView{
 		Name: j.GetName(), ID: j.GetId(), Epoch: j.GetEpoch(), State: j.GetState(), Error: j.GetError(), Ranks: j.GetRanks(),
 		Joined: policy.FormatMask(j.GetJoined()), Left: policy.FormatMask(j.GetLeft()),
-		Gone: policy.FormatMask(j.GetGone()), Recovery: j.GetRecovery(), Cohort: policy.FormatMask(j.GetCohort()),
+		Gone: policy.FormatMask(j.GetGone()), Awaited: awaited, Recovery: j.GetRecovery(), Note: j.GetNote(), Cohort: policy.FormatMask(j.GetCohort()),
 		Servers: servers, Pool: j.GetPool(), Chunks: j.GetChunks(), Explanation: j.GetExplanation(),
 		Change: change, Depth: j.GetDepth(),
 		Consistency: consistencyView{
@@ -585,6 +608,9 @@ func (c *controllerClient) printJob(w io.Writer, job *api.Job) error {
 		if j.Gone != policy.FormatMask(0) {
 			fmt.Fprintf(tw, "gone\t%s\n", j.Gone)
 		}
+		if j.Awaited != "" {
+			fmt.Fprintf(tw, "awaited\t%s, to come back to the controller, which was restarted\n", j.Awaited)
+		}
 		if j.Recovery != "" {
 			fmt.Fprintf(tw, "recovery\t%s\n", j.Recovery)
 		}
@@ -592,6 +618,9 @@ func (c *controllerClient) printJob(w io.Writer, job *api.Job) error {
 			j.Cohort, listOrNone(j.Servers), j.Pool, j.Chunks)
 		fmt.Fprintf(tw, "results\t%s; up to %d rounds under way\n", j.Consistency, j.Depth)
 		fmt.Fprintf(tw, "why\t%s\n", j.Explanation)
+		if j.Note != "" {
+			fmt.Fprintf(tw, "note\t%s\n", j.Note)
+		}
 		if c := j.Change; c != nil {
 			fmt.Fprintf(tw, "changing\tto epoch %d: cohort %s, servers %s\n", c.Epoch, c.Cohort, listOrNone(c.Servers))
 			fmt.Fprintf(tw, "why\t%s\n", c.Explanation)
@@ -644,6 +673,9 @@ func (v *statusView) text(w io.Writer) {
 	for _, j := range v.Jobs {
 		if c := j.Change; c != nil {
 			fmt.Fprintf(w, "job %s changes its plan to epoch %d and waits for %s\n", j.Name, c.Epoch, c.WaitsFor)
+		}
+		if j.Note != "" {
+			fmt.Fprintf(w, "job %s: %s\n", j.Name, j.Note)
 		}
 	}
 }

@@ -147,6 +147,8 @@ func newRoot(env *env, args []string) *cobra.Command {
 		newStatusCommand(env),
 		newWhyCommand(env),
 		newJobCommand(env),
+		newRecordCommand(env),
+		newPolicyCommand(env),
 		newPcapCommand(env),
 		newDoctorCommand(env),
 	)

@@ -31,7 +31,10 @@ The controller reads the job's slots on the switch and its chunks on the servers
 incomplete both times waits for somebody. It adds what it knows of the ranks: whether they have joined, how many packets of
 theirs the switch has seen, and what they last reported. The job does not notice.
 
-The exit code is 0 if nothing waits, 2 if somebody is waited for or a device could not be asked, and 1 if there is no answer.
+While the job recovers from a loss, all its ranks stand still: it says why, and whom or what the recovery waits for.
+
+The exit code is 0 if nothing waits, 2 if somebody is waited for, the job recovers or a device could not be asked, and 1 if
+there is no answer.
 With --watch it asks again every second, prints what has changed, and ends with 0 when it is interrupted.`,
 		Example: `  xagg why train
   xagg why train --watch
@@ -102,9 +105,10 @@ func (c *controllerClient) why(ctx context.Context, job string) (view *whyView, 
 type whyView struct {
 	SchemaVersion int           `json:"schema_version"`
 	Job           string        `json:"job"`
-	Waits         bool          `json:"waits"` // somebody is waited for, or a device could not be asked
+	Waits         bool          `json:"waits"` // somebody is waited for, the job recovers, or a device could not be asked
 	Summary       string        `json:"summary"`
-	Blockers      []blockerView `json:"blockers"` // whom the job waits for, the worst first
+	Recovery      string        `json:"recovery,omitempty"` // what a recovery under way waits for, and why there is one
+	Blockers      []blockerView `json:"blockers"`           // whom the job waits for, the worst first
 	Waiting       []waitingView `json:"waiting"`
 	Unreachable   []string      `json:"unreachable"` // devices that could not be asked, with the reason
 }
@@ -149,7 +153,8 @@ type waitingView struct {
 func viewWhy(r *api.WhyReply) *whyView {
 	v := &whyView{
 		SchemaVersion: whySchema, Job: r.GetJob(), Summary: r.GetSummary(),
-		Waits:    len(r.GetBlockers())+len(r.GetWaiting())+len(r.GetUnreachable()) > 0,
+		Waits:    len(r.GetBlockers())+len(r.GetWaiting())+len(r.GetUnreachable()) > 0 || r.GetRecovery() != "",
+		Recovery: r.GetRecovery(),
 		Blockers: []blockerView{}, Waiting: []waitingView{}, Unreachable: append([]string{}, r.GetUnreachable()...),
 	}
 	for _, b := range r.GetBlockers() {

@@ -94,6 +94,12 @@ switch  5      7      12-40   0-2   3        4.2 s
 		t.Errorf("exit code %d\n%s", code, out)
 	}
 
+	told.why = &api.WhyReply{Job: "train", Summary: "the job is being recovered", Recovery: "epoch 2 to be installed"}
+	code, out, _ = xagg(t.Context(), "why", "train", "-o", "json", "--controller", address)
+	if code != exitDifferences || !strings.Contains(out, `"recovery": "epoch 2 to be installed"`) || !strings.Contains(out, `"waits": true`) {
+		t.Errorf("exit code %d\n%s", code, out)
+	}
+
 	told.why = &api.WhyReply{Job: "train", Summary: "nothing waits: all ranks compute"}
 	code, out, _ = xagg(t.Context(), "why", "train", "--controller", address)
 	if code != exitOK || out != "nothing waits: all ranks compute\n" {
@@ -159,6 +165,16 @@ func TestStatusSaysWhatIsRefused(t *testing.T) {
 	told.status.Jobs[0].Gone, told.status.Jobs[0].Recovery = 0b0100, "rank 1 to stop"
 	code, out, _ = xagg(t.Context(), "status", "--controller", address)
 	if code != exitFailure || !strings.HasPrefix(out, "NOT OK\n  job train is being recovered, which waits for rank 1 to stop\n  job train goes on without rank 2\n") {
+		t.Errorf("exit code %d\n%s", code, out)
+	}
+	told.status.Jobs[0] = &api.Job{Name: "train", State: "running", Ranks: 4, Awaited: 0b0011, Note: "it was planned otherwise"}
+	code, out, _ = xagg(t.Context(), "status", "--controller", address)
+	if code != exitFailure || !strings.HasPrefix(out, "NOT OK\n  job train waits for rank 0-1 to come back to the controller, which was restarted\n") ||
+		!strings.HasSuffix(out, "job train: it was planned otherwise\n") {
+		t.Errorf("exit code %d\n%s", code, out)
+	}
+	code, out, _ = xagg(t.Context(), "job", "show", "train", "--controller", address)
+	if code != exitOK || !strings.Contains(out, "\nawaited  0-1, to come back to the controller") || !strings.Contains(out, "\nnote     it was planned otherwise\n") {
 		t.Errorf("exit code %d\n%s", code, out)
 	}
 }

@@ -84,9 +84,9 @@ func TestRecord(t *testing.T) {
 	if j.Packets != 30 || j.Resends != 6 || j.Chunks != 18 || j.Late != 12 || j.Error != 1e-7 {
 		t.Errorf("counts %+v", j)
 	}
-	// Half of the round of rank 0 that begins at 20 ms and takes 15, and nothing of the others, whose begin comes later.
-	if got := r.bytes(20*ms, 20*ms+7500*time.Microsecond) - r.bytes(21*ms, 20*ms+7500*time.Microsecond); got < 100 {
-		t.Errorf("%d bytes in a millisecond, want a part of a round's", got)
+	// Nobody but rank 0 is at work from 20 ms on for a millisecond, which is a fifteenth of its round.
+	if got := r.bytes(20*ms, 21*ms); got != 1600/15 {
+		t.Errorf("%d bytes in a millisecond of one rank, want a fifteenth of a round's", got)
 	}
 	if got := r.bytes(0, time.Second); got < 9*1600-9 || got > 9*1600 {
 		t.Errorf("%d bytes in all, want 9 rounds of 1,600", got)

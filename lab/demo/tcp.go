@@ -15,6 +15,7 @@ import (
 	"xagg/lab/exchange"
 	"xagg/lab/tcp"
 	"xagg/worker/grads"
+	"xagg/worker/replay"
 )
 
 // ModeTCP sums over TCP, through the same switch and over the same links, at a parameter server on a host of its own. It is
@@ -161,12 +162,8 @@ func (n *namespaces) workerTCP(ctx context.Context, rank int, addr string, steps
 			return err
 		}
 		clear(vector[copy(vector, x):])
-		if delay := n.opts.Straggler[rank]; delay > 0 {
-			select {
-			case <-time.After(delay):
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
+		if err := replay.Pause(ctx, n.opts.Straggler[rank]); err != nil {
+			return err
 		}
 		round, cancel := context.WithTimeout(ctx, n.opts.Timeout)
 		began := time.Now()

@@ -37,8 +37,14 @@ var about = map[string]string{
 	"auto/async":    "a policy decides while the job runs; a result is what is there",
 }
 
-// Compare returns the report of an analysis. more are sections to put before the one on how it was measured.
-func Compare(a *results.Analysis, more ...Section) *Document {
+// Extra is a section about other measurements, and where and how these were made.
+type Extra struct {
+	Section Section
+	Header  results.Header
+}
+
+// Compare returns the report of an analysis, with more sections where there are more measurements.
+func Compare(a *results.Analysis, more ...*Extra) *Document {
 	c := &comparison{Analysis: a, labs: map[string]bool{}}
 	for _, sc := range a.Scenarios {
 		c.labs[sc.Lab] = true
@@ -54,8 +60,12 @@ func Compare(a *results.Analysis, more ...Section) *Document {
 	for i := range a.Scenarios {
 		d.Sections = append(d.Sections, c.scenario(i))
 	}
-	d.Sections = append(d.Sections, more...)
-	d.Sections = append(d.Sections, c.gaps(), c.method(), c.machine())
+	headers := a.Sessions
+	for _, e := range more {
+		d.Sections = append(d.Sections, e.Section)
+		headers = append(headers[:len(headers):len(headers)], e.Header)
+	}
+	d.Sections = append(d.Sections, c.gaps(), c.method(headers), machine(headers))
 	return d
 }
 
@@ -64,7 +74,9 @@ const timesExplained = "Communication time is how long at least one gradient of 
 	"if results wait for them, and the gradients' bytes through the slowest link. Exposed communication is round time less " +
 	"the slowest computation of the round; it is negative where nobody waits for the slowest. “Of the ideal” is the time of all rounds in multiples of " +
 	"what it would be at the floor. All times are over all ranks, rounds and " +
-	"repetitions, but for rounds that a rank skipped: one that is behind others goes through what it has missed without computing. p50 and p99 are the times that half and 1 % of them exceed. GB are 1e9 bytes of gradients as ranks give them."
+	"repetitions, but for rounds that a rank skipped: one that is behind others goes through what it has missed without computing. p50 and p99 are the times that half and 1 % of them exceed. " +
+	"The relative error is that of results to exact sums; in quorum and async of the sums over all rounds, which lack what was still to come at the " +
+	"end. GB are 1e9 bytes of gradients as ranks give them."
 
 // comparison is an analysis under report.
 type comparison struct {
@@ -159,6 +171,7 @@ func (c *comparison) answer() Section {
 		s.Blocks = []Block{{Paragraph: "No run has finished: nothing can be said."}}
 		return s
 	}
+	s.Blocks = append(s.Blocks, Block{Paragraph: c.runs()})
 	var says []string
 	for _, want := range []struct{ consistency, need string }{
 		{"sync", "If every result needs all ranks' gradients (sync)"},
@@ -186,16 +199,48 @@ func (c *comparison) answer() Section {
 	return s
 }
 
-// recommend says which mode of a consistency is the fastest, and what it brings; "" if there is none.
-func (c *comparison) recommend(consistency string) string {
-	var modes []int
-	for m, mode := range c.Modes {
-		if results.Consistency(mode) == consistency && slices.ContainsFunc(c.cases, func(k caseOf) bool { return k.job.Cells[m].Runs > 0 }) {
-			modes = append(modes, m)
+// runs says what there is to go by.
+func (c *comparison) runs() string {
+	skipped, failed := 0, 0
+	for _, g := range c.Gaps {
+		if g.Skipped {
+			skipped += g.Runs
+		} else {
+			failed += g.Runs
 		}
 	}
-	if len(modes) == 0 {
+	var wheres []string
+	for _, h := range c.Sessions {
+		where := fmt.Sprintf("%s; %s, %s", h.Where(), h.CPU, count(h.Cores, "core"))
+		if !slices.Contains(wheres, where) {
+			wheres = append(wheres, where)
+		}
+	}
+	return fmt.Sprintf("From %s of %s and %s, up to %s of each (%s). %d of the runs were limited by CPU and carry no claim, %d failed, %d were skipped.", count(c.Finished, "run"),
+		count(len(c.Scenarios), "scenario"), count(len(c.Modes), "mode"), count(c.Repetitions, "repetition"), strings.Join(wheres, ", and "), c.Limited, failed, skipped)
+}
+
+// recommend says which mode of a consistency is the fastest, and what it brings; "" if there is none.
+func (c *comparison) recommend(consistency string) string {
+	var modes, open []int // those with a resolved ratio, and without
+	for m, mode := range c.Modes {
+		switch {
+		case results.Consistency(mode) != consistency || !slices.ContainsFunc(c.cases, func(k caseOf) bool { return k.job.Cells[m].Runs > 0 }):
+		case slices.ContainsFunc(c.cases, func(k caseOf) bool { return c.claimable(k.job.Cells[m].OfBase) }):
+			modes = append(modes, m)
+		default:
+			open = append(open, m)
+		}
+	}
+	switch {
+	case len(modes)+len(open) == 0:
 		return ""
+	case len(modes) == 0:
+		return fmt.Sprintf("not resolved. Of %s no communication time is good for a claim; more repetitions, or a machine with more to spare, may tell.", list(pick(c.Modes, open)))
+	}
+	undecided := ""
+	if len(open) > 0 {
+		undecided = fmt.Sprintf(" Nothing is resolved of %s.", list(pick(c.Modes, open)))
 	}
 	// Modes are compared over the cases in which all of them are resolved.
 	sums, common, ran := make([]float64, len(modes)), 0, 0
@@ -212,7 +257,7 @@ func (c *comparison) recommend(consistency string) string {
 		}
 	}
 	if common == 0 {
-		return fmt.Sprintf("there is no case in which %s are all resolved.", list(pick(c.Modes, modes)))
+		return fmt.Sprintf("not resolved. There is no case in which the ratios of %s all are.", list(pick(c.Modes, modes))) + undecided
 	}
 	first := modes[slices.Index(sums, slices.Min(sums))]
 	fastest, low, high, resolved := 0, math.Inf(1), 0.0, 0
@@ -233,7 +278,7 @@ func (c *comparison) recommend(consistency string) string {
 	if c.Modes[first] != results.Base {
 		text += fmt.Sprintf(" It takes %s times switch-only's communication time (%s), resolved in %d of %s.", span(low, high, ratio), span(low, high, less), resolved, count(ran, "case"))
 	}
-	return text
+	return text + undecided
 }
 
 // fastest reports whether a mode has the lowest ratio of some that are resolved.
@@ -291,13 +336,14 @@ func (c *comparison) modes() *Table {
 func (c *comparison) claims() Section {
 	s := Section{ID: "claims", Title: "Against what the paper claims", Level: 2}
 	s.Blocks = append(s.Blocks, Block{Paragraph: fmt.Sprintf("XAgg's authors report %.0f to %.0f %% less communication time than aggregation in the switch alone "+
-		"under heterogeneity. That is possible only where results may go without the slowest ranks, in quorum and async jobs. A case counts here if its whole interval is on "+
-		"one side of the bound; runs that the machine limited do not count.", 100*PaperLeast, 100*PaperMost)})
-	t := &Table{Caption: "Communication time against switch-only's, in quorum and async",
+		"under heterogeneity. Where every result has to wait for all ranks most of that time is the stragglers', and nobody's to save: see the next section. A case counts here if its whole interval is on "+
+		"one side of the bound; runs that the machine limited do not count. Of a heterogeneous scenario with several jobs all are cases, also those whose "+
+		"ranks are alike.", 100*PaperLeast, 100*PaperMost)})
+	t := &Table{Caption: "Communication time against switch-only's",
 		Head: []string{"mode", "heterogeneous cases", fmt.Sprintf("at least %.0f %% less", 100*PaperLeast), fmt.Sprintf("at least %.0f %% less", 100*PaperMost),
 			"largest saving", "homogeneous cases", fmt.Sprintf("at most %.0f %% worse", 100*MaxWorse)}}
 	for m, mode := range c.Modes {
-		if results.Consistency(mode) == "sync" {
+		if slices.Contains([]string{results.Base, "tcp", "ring", "gloo", "mpi"}, mode) {
 			continue
 		}
 		var uneven, even tally
@@ -324,13 +370,13 @@ func (c *comparison) claims() Section {
 			continue
 		}
 		largest := Cell{Text: "–", Mark: Absent}
-		if saved.Pairs > 0 {
+		if saved.Pairs > 0 && saved.Ratio < 1 {
 			largest = Cell{Text: less(saved.Ratio), Note: fmt.Sprintf("%.0f to %.0f %%", 100*(1-saved.High), 100*(1-saved.Low))}
 		}
 		t.Rows = append(t.Rows, Row{mode, []Cell{{Text: grouped(uneven.yes)}, least.cell(), most.cell(), largest, {Text: grouped(even.yes)}, worse.cell()}})
 	}
 	if len(t.Rows) == 0 {
-		s.Blocks = append(s.Blocks, Block{Paragraph: "No quorum or async mode was run beside switch-only."})
+		s.Blocks = append(s.Blocks, Block{Paragraph: "None of this project's modes was run beside switch-only."})
 	} else {
 		s.Blocks = append(s.Blocks, Block{Table: t})
 	}
@@ -424,7 +470,7 @@ func (c *comparison) scenario(i int) Section {
 			of = " of job " + job.Name
 		}
 		s.Blocks = append(s.Blocks,
-			Block{Paragraph: fmt.Sprintf("%s%s: %s with %s in %s a round (%s), %s measured; seeds %s.", strings.ToUpper(sc.Lab[:1]), sc.Lab[1:]+of,
+			Block{Paragraph: fmt.Sprintf("%s%s: %s with %s in %s a round (%s), %s measured; %s.", strings.ToUpper(sc.Lab[:1]), sc.Lab[1:]+of,
 				count(job.Ranks, "rank"), count(job.Values, "value"), count(job.Buckets, "bucket"), memory(4*uint64(job.Values)), count(job.Rounds, "round"), seeds(sc.Seeds))},
 			Block{Figure: c.times(fmt.Sprintf("%s-j%d-times", id, n+1), "Communication time"+of, job)},
 			Block{Table: c.timeTable("Times"+of, job)},
@@ -441,6 +487,14 @@ func (c *comparison) scenario(i int) Section {
 		s.Blocks = append(s.Blocks, Block{Listing: &Listing{"The scenario", sc.YAML}})
 	}
 	return s
+}
+
+// seeds spells the seeds of repetitions.
+func seeds(all []uint64) string {
+	if len(all) == 1 {
+		return "seed " + numbers(all)
+	}
+	return "seeds " + numbers(all)
 }
 
 func (c *comparison) timeTable(caption string, job *results.JobResult) *Table {
@@ -509,13 +563,28 @@ func (c *comparison) gaps() Section {
 	if len(c.Gaps) == 0 {
 		s.Blocks = append(s.Blocks, Block{Paragraph: "No run was skipped, and none failed."})
 	} else {
-		t := &Table{Caption: "Runs that were skipped or failed", Head: []string{"scenario", "mode", "runs", "", "why"}}
+		t := &Table{Caption: "Runs that were skipped or failed", Head: []string{"mode", "runs", "", "why", "scenarios"}}
+		type key struct{ mode, what, why string }
+		rows := map[key]*Row{}
+		runs := map[key]int{}
+		var order []key
 		for _, g := range c.Gaps {
-			what := "failed"
+			k := key{g.Mode, "failed", g.Reason}
 			if g.Skipped {
-				what = "skipped"
+				k.what = "skipped"
 			}
-			t.Rows = append(t.Rows, Row{g.Scenario, []Cell{{Text: g.Mode}, {Text: grouped(g.Runs)}, {Text: what}, {Text: g.Reason}}})
+			if rows[k] == nil {
+				rows[k] = &Row{g.Mode, []Cell{{}, {Text: k.what}, {Text: g.Reason}, {}}}
+				order = append(order, k)
+			} else {
+				rows[k].Cells[3].Text += ", "
+			}
+			runs[k] += g.Runs
+			rows[k].Cells[0].Text = grouped(runs[k])
+			rows[k].Cells[3].Text += g.Scenario
+		}
+		for _, k := range order {
+			t.Rows = append(t.Rows, *rows[k])
 		}
 		s.Blocks = append(s.Blocks, Block{Table: t})
 	}
@@ -546,10 +615,10 @@ func (c *comparison) gaps() Section {
 	return s
 }
 
-func (c *comparison) method() Section {
+func (c *comparison) method(headers []results.Header) Section {
 	s := Section{ID: "method", Title: "How it was measured and computed", Level: 2}
 	var emulated []string
-	for _, h := range c.Sessions {
+	for _, h := range headers {
 		for _, text := range h.Emulated {
 			if !slices.Contains(emulated, text) {
 				emulated = append(emulated, text)
@@ -572,9 +641,9 @@ func (c *comparison) method() Section {
 }
 
 // machine says where measurements were made.
-func (c *comparison) machine() Section {
+func machine(headers []results.Header) Section {
 	s := Section{ID: "machine", Title: "Machine, versions and command lines", Level: 2}
-	for i, h := range c.Sessions {
+	for i, h := range headers {
 		t := &Table{Caption: fmt.Sprintf("Session %d, %s", i+1, h.Time.UTC().Format(time.DateTime+" UTC")), Head: []string{"", ""}}
 		add := func(head, text string) {
 			if text == "" {
@@ -584,17 +653,24 @@ func (c *comparison) machine() Section {
 		}
 		add("command line", strings.Join(h.Command, " "))
 		add("git revision", h.Revision)
+		if h.CPU == "" {
+			h.CPU = "unknown CPU"
+		}
 		add("CPU", fmt.Sprintf("%s, %s", h.CPU, count(h.Cores, "core")))
 		add("memory", memory(h.Memory))
 		add("kernel", h.Kernel)
 		add("lab", h.Lab)
-		add("switch", h.Switch)
+		if h.Switch != "" { // an aggregator by itself has none
+			add("switch", h.Switch)
+		}
 		add("XDP mode", h.XDPMode)
 		for _, name := range slices.Sorted(maps.Keys(h.Versions)) {
 			add(name, h.Versions[name])
 		}
 		add("repetitions", grouped(h.Repeat))
-		add("modes", strings.Join(h.Modes, ", "))
+		if len(h.Modes) > 0 {
+			add("modes", strings.Join(h.Modes, ", "))
+		}
 		s.Blocks = append(s.Blocks, Block{Table: t})
 	}
 	return s

@@ -73,6 +73,7 @@ type Figure struct {
 	Groups []Group
 	Ticks  []Tick
 	Lines  []Tick // at values to compare with
+	Levels []Level
 	Axis   string // what the axis is of, with its unit
 	Height int    // pixels, as Y and the like
 	Floor  int    // of the area that rows are in
@@ -81,11 +82,19 @@ type Figure struct {
 // Key explains a colour.
 type Key struct {
 	Colour, Text string
+	Line         bool // of a line, else of an area
+	Dash         int  // of the line: 0 to 2
 }
 
 // Tick is a place on the axis.
 type Tick struct {
 	X    string
+	Text string
+}
+
+// Level is a place on a vertical axis.
+type Level struct {
+	Y    int
 	Text string
 }
 
@@ -129,4 +138,5 @@ type Curve struct {
 	Y, Height int
 	Points    string // of an SVG polyline, in a box of 1000 x 100
 	Colour    string
+	Dash      int // 0 to 2: solid, dashed, dotted
 }

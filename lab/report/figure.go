@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"xagg/lab/results"
@@ -33,25 +34,38 @@ func (s scale) x(v float64) float64 {
 
 func at(x float64) string { return fmt.Sprintf("%.2f%%", x) }
 
-// linear returns a scale from 0 to a bit above the greatest value, and its ticks, on which values are
-// multiplied by factor.
+// linear returns a scale from 0 to a bit above the greatest value, and its ticks, on which values are multiplied by
+// factor.
 func linear(greatest, factor float64) (scale, []Tick) {
+	s, values := round(greatest)
+	var ticks []Tick
+	for _, v := range values {
+		ticks = append(ticks, Tick{at(s.x(v)), tick(factor * v)})
+	}
+	return s, ticks
+}
+
+// tick spells a value that is round.
+func tick(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) }
+
+// round returns a scale from 0 to a bit above the greatest value, and 3 to 6 round values on it.
+func round(greatest float64) (scale, []float64) {
 	if greatest <= 0 {
 		greatest = 1
 	}
 	step := math.Pow(10, math.Floor(math.Log10(greatest)))
-	for _, part := range []float64{0.2, 0.5, 1} { // 3 to 6 ticks
+	for _, part := range []float64{0.2, 0.5, 1} {
 		if greatest/(part*step) <= 6 {
 			step *= part
 			break
 		}
 	}
 	s := scale{high: greatest * 1.02}
-	var ticks []Tick
-	for v := 0.0; v <= s.high; v += step {
-		ticks = append(ticks, Tick{at(s.x(v)), fmt.Sprintf("%.4g", factor*v)})
+	var values []float64
+	for i := 0.0; i*step <= s.high; i++ {
+		values = append(values, i*step)
 	}
-	return s, ticks
+	return s, values
 }
 
 // colours are the classes of modes' colours: the same in every report.
@@ -69,7 +83,7 @@ func colour(mode string) string {
 func (c *comparison) times(id, title string, job *results.JobResult) *Figure {
 	f := &Figure{ID: id, Title: title, Axis: "communication time (ms)",
 		About: "By mode: the pale bar is from the time that 1 % fall below to p99, the dark one the middle half; the disk is the mean.",
-		Key:   []Key{{"floor", "floor, which no way of aggregating can beat"}, {"ink", "median"}}}
+		Key:   []Key{{Colour: "floor", Text: "floor, which no way of aggregating can beat"}, {Colour: "ink", Text: "median"}}}
 	greatest := 0.0
 	for _, cell := range job.Cells {
 		if cell.Runs > 0 {
@@ -175,7 +189,7 @@ func (c *comparison) cpu(id string, sc *results.ScenarioResult) *Figure {
 		return nil
 	}
 	for i, role := range results.Roles {
-		f.Key = append(f.Key, Key{fmt.Sprintf("r%d", i), role})
+		f.Key = append(f.Key, Key{Colour: fmt.Sprintf("r%d", i), Text: role})
 	}
 	var s scale
 	s, f.Ticks = linear(greatest, 1)
@@ -207,10 +221,10 @@ func (c *comparison) cpu(id string, sc *results.ScenarioResult) *Figure {
 	return f
 }
 
-// open draws how many chunks were open on switch and servers over a run; nil if nobody looked.
+// open draws how many chunks were open on servers over a run; nil if nobody looked.
 func (c *comparison) open(id, title string, job *results.JobResult) *Figure {
 	f := &Figure{ID: id, Title: title, Axis: "seconds since the run began",
-		About: "Chunks that were open when they were looked at, in one run of each mode; each row from 0 to the figure beside its mode.", Key: []Key{{"r0", "switch"}, {"r1", "server"}}}
+		About: "Chunks that were open on servers when they were looked at, in one run of each mode; each row from 0 to the figure beside its mode."}
 	greatest := 0.0
 	for _, cell := range job.Cells {
 		for _, o := range cell.Open {
@@ -231,21 +245,15 @@ func (c *comparison) open(id, title string, job *results.JobResult) *Figure {
 		}
 		most := 1
 		for _, o := range open {
-			most = max(most, o.Switch, o.Server)
+			most = max(most, o.Server)
 		}
-		line := func(of func(results.Sample) int) string {
-			var b strings.Builder
-			for _, o := range open {
-				fmt.Fprintf(&b, "%.1f,%.1f ", 10*s.x(o.Time), 100-100*float64(of(o))/float64(most))
-			}
-			return strings.TrimSpace(b.String())
+		var line strings.Builder
+		for _, o := range open {
+			fmt.Fprintf(&line, "%.1f,%.1f ", 10*s.x(o.Time), 100-100*float64(o.Server)/float64(most))
 		}
-		label := fmt.Sprintf("at most %s on the switch, %s on servers",
-			grouped(slices.MaxFunc(open, func(a, b results.Sample) int { return a.Switch - b.Switch }).Switch),
-			grouped(slices.MaxFunc(open, func(a, b results.Sample) int { return a.Server - b.Server }).Server))
+		label := fmt.Sprintf("at most %s", grouped(slices.MaxFunc(open, func(a, b results.Sample) int { return a.Server - b.Server }).Server))
 		g.Marks = append(g.Marks, Marks{Name: mode, Label: label, LabelX: at(left), LabelY: y + 12, Anchor: "start", Title: mode + ": " + label, Curves: []Curve{
-			{Y: y + 18, Height: 26, Points: line(func(o results.Sample) int { return o.Switch }), Colour: "r0"},
-			{Y: y + 18, Height: 26, Points: line(func(o results.Sample) int { return o.Server }), Colour: "r1"},
+			{Y: y + 18, Height: 26, Points: strings.TrimSpace(line.String()), Colour: "r1"},
 		}})
 		y += rowHeight + 10
 	}

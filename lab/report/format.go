@@ -140,8 +140,8 @@ func count(n int, noun string) string {
 	return grouped(n) + " " + noun + "s"
 }
 
-// seeds spells numbers, those that follow each other as a range.
-func seeds(all []uint64) string {
+// numbers spells numbers, those that follow each other as a range.
+func numbers(all []uint64) string {
 	all = slices.Sorted(slices.Values(all))
 	var parts []string
 	for i := 0; i < len(all); {

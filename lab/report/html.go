@@ -35,7 +35,7 @@ func (t *Table) Words(column int) bool {
 	words := !t.HasHead()
 	for _, r := range t.Rows {
 		if c := r.Cells[column]; c.Mark != Absent && c.Text != "" {
-			if first := c.Text[0]; first == '-' || first >= '0' && first <= '9' || c.Mark == Unresolved {
+			if first := c.Text[0]; first == '-' || first == '+' || first >= '0' && first <= '9' || strings.HasPrefix(c.Text, "≥") || c.Mark == Unresolved {
 				return false
 			}
 			words = true

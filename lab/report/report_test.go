@@ -70,7 +70,7 @@ var void = []string{"meta", "line", "rect", "circle", "polyline", "br", "link", 
 func TestHTMLStandsAlone(t *testing.T) {
 	d, _, _ := document(t, 1)
 	d.Title = `<script>alert("no")</script>`
-	d.Sections[0].Blocks[0].List[0] += `<img src="https://example.com/">`
+	d.Sections[0].Blocks[1].List[0] += `<img src="https://example.com/">`
 	var b bytes.Buffer
 	if err := d.WriteHTML(&b); err != nil {
 		t.Fatal(err)
@@ -178,6 +178,12 @@ func TestHTMLNumbers(t *testing.T) {
 				}
 				for _, g := range b.Figure.Groups {
 					walk(reflect.ValueOf(g.Title))
+					for _, key := range b.Figure.Key {
+						walk(reflect.ValueOf(key.Text))
+					}
+					for _, level := range b.Figure.Levels {
+						walk(reflect.ValueOf(level.Text))
+					}
 					for _, m := range g.Marks {
 						walk(reflect.ValueOf(m.Label + " " + m.Title))
 					}
@@ -323,8 +329,13 @@ func TestMarks(t *testing.T) {
 			t.Errorf("%s, %s: %+v, want mark %q", tt.scenario, tt.mode, c, tt.mark)
 		}
 	}
-	if c := cell(1, "Communication time against", "hybrid/quorum", "heterogeneous cases"); c.Text != "6" {
-		t.Errorf("heterogeneous cases: %s", c.Text)
+	for head, want := range map[string]string{"heterogeneous cases": "6", "at least 49 % less": "4 of 6", "homogeneous cases": "1", "at most 2 % worse": "1 of 1"} {
+		if c := cell(1, "Communication time against", "hybrid/quorum", head); c.Text != want {
+			t.Errorf("%s: %s, want %s", head, c.Text, want)
+		}
+	}
+	if c := cell(1, "Communication time against", "hybrid", "at least 49 % less"); c.Text != "0 of 6" {
+		t.Errorf("hybrid: at least 49 %% less: %s", c.Text)
 	}
 	if a.Limited != 3 {
 		t.Errorf("%d limited runs", a.Limited)
@@ -387,6 +398,67 @@ func TestLittle(t *testing.T) {
 	}
 }
 
+func TestExtraErrors(t *testing.T) {
+	for _, tt := range []struct {
+		read      func(string, []byte) (*Extra, error)
+		src, want string // "" = none
+	}{
+		{Train, "{", "read a.json: unexpected EOF"},
+		{Train, `{"kind":"aggregator"}`, `read a.json: its kind is "aggregator" and not "train"`},
+		{Train, `{"schema_version":1}`, `read a.json: its kind is "" and not "train"`},
+		{Train, `{"kind":"train","schema_version":9}`, "read a.json: schema version 9"},
+		{Train, `{"kind":"train","schema_version":1}{}`, "read a.json: invalid character"},
+		{Train, `{"kind":"train","schema_version":1}`, ""}, // interrupted before its first run
+		{Aggregator, `{"kind":"train","schema_version":1}`, `read a.json: its kind is "train" and not ""`},
+		{Aggregator, `{"schema_version":1}`, "read a.json: no core_sets"},
+		{Aggregator, `{"schema_version":0,"core_sets":[{}]}`, "read a.json: schema version 0"},
+		{Aggregator, `{"schema_version":1,"core_sets":[{}]}`, ""},
+	} {
+		_, err := tt.read("a.json", []byte(tt.src))
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tt.want)) {
+			t.Errorf("%s: error %v, want %q", tt.src, err, tt.want)
+		}
+	}
+}
+
+// What cannot be in a picture, such as the curve of a run that failed, is left out.
+func TestTrain(t *testing.T) {
+	d, _, _ := document(t, 1)
+	i := slices.IndexFunc(d.Sections, func(s Section) bool { return s.ID == "train" })
+	var curves []string
+	failed := ""
+	for _, b := range d.Sections[i].Blocks {
+		if b.Figure != nil && b.Figure.ID == "train-seconds" {
+			for _, k := range b.Figure.Key {
+				curves = append(curves, k.Text)
+			}
+		}
+		failed += strings.Join(b.List, "")
+	}
+	if want := []string{"single", "switch", "hybrid/quorum", "server/async s=0", "server/async s=8"}; !slices.Equal(curves, want) {
+		t.Errorf("curves %v, want %v", curves, want)
+	}
+	if failed != "server/async s=8, seed 2, failed: rank 3: no answer from the controller" {
+		t.Errorf("failed: %s", failed)
+	}
+}
+
+// A vertical axis is logarithmic where it says so: equal factors are equal distances.
+func TestLines(t *testing.T) {
+	f := lines("id", "title", "axis", "about", []line{{name: "a", points: []point{{0, 10}, {1, 0.1}}}})
+	y := map[string]int{}
+	for _, l := range f.Levels {
+		y[l.Text] = l.Y
+	}
+	one, two := y["0.2"]-y["2"], y["0.5"]-y["5"]
+	if len(y) != 7 || one < 100 || one-two > 1 || two-one > 1 {
+		t.Errorf("levels %v", f.Levels)
+	}
+	if lines("id", "title", "axis", "about", nil) != nil {
+		t.Error("a picture of nothing")
+	}
+}
+
 func TestFormat(t *testing.T) {
 	for v, want := range map[float64]string{0: "0", 0.00123456: "0.00123", 0.999: "0.999", 1: "1.00", 9.996: "10.0", 12.345: "12.3", 123.4: "123", 1234567: "1\u00a0234\u00a0567",
 		-45.67: "-45.7", 1.234e-9: "1.23e-09", math.Inf(1): "–"} {
@@ -404,8 +476,8 @@ func TestFormat(t *testing.T) {
 			t.Errorf("heat(%g) = %d, want %d", v, got, want)
 		}
 	}
-	if got := seeds([]uint64{7, 1, 2, 3, 9, 10}); got != "1 to 3, 7, 9, 10" {
-		t.Errorf("seeds: %s", got)
+	if got := numbers([]uint64{7, 1, 2, 3, 9, 10}); got != "1 to 3, 7, 9, 10" {
+		t.Errorf("numbers: %s", got)
 	}
 	if got := gain(1.001); got != "0 %" {
 		t.Errorf("gain: %s", got)

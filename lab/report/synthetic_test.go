@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -140,7 +142,7 @@ func (w world) run(rnd *rand.Rand, r *results.Run, machine float64) {
 			j.Packets = j.Chunks + 40
 			j.Resends = 40
 			for i := range 40 {
-				j.Open = append(j.Open, results.Sample{Time: 0.1 * float64(i), Switch: rnd.IntN(64), Server: rnd.IntN(16)})
+				j.Open = append(j.Open, results.Sample{Time: 0.1 * float64(i), Server: rnd.IntN(64) + rnd.IntN(16)})
 			}
 		}
 		if strings.HasPrefix(r.Mode, "hybrid") || strings.HasPrefix(r.Mode, "server") {
@@ -188,5 +190,18 @@ func document(t testing.TB, seed uint64) (*Document, *results.Analysis, *results
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Compare(a), a, f
+	var more []*Extra
+	for name, read := range map[string]func(string, []byte) (*Extra, error){"aggregator.json": Aggregator, "train.json": Train} {
+		src, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := read(name, src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		more = append(more, e)
+	}
+	slices.SortFunc(more, func(a, b *Extra) int { return strings.Compare(a.Section.ID, b.Section.ID) })
+	return Compare(a, more...), a, f
 }

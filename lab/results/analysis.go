@@ -121,7 +121,7 @@ func Analyze(limit float64, files ...*File) (*Analysis, error) {
 		for _, s := range f.Sessions {
 			session := len(a.Sessions)
 			a.Sessions = append(a.Sessions, s.Header)
-			lab := s.Header.lab()
+			lab := s.Header.Where()
 			for _, sc := range s.Header.Scenarios {
 				key := lab + "\x00" + sc.Name
 				i, found := at[key]
@@ -132,8 +132,12 @@ func Analyze(limit float64, files ...*File) (*Analysis, error) {
 					return nil, fmt.Errorf("%s: scenario %s is not the one that another header has under this name: report them one by one", f.Name, sc.Name)
 				}
 			}
+			for _, mode := range s.Header.Modes {
+				a.mode(mode)
+			}
 			for i := range s.Runs {
 				r := &s.Runs[i]
+				a.mode(r.Mode)
 				tried[r.Mode] = true
 				if !r.Finished() {
 					a.gap(r)
@@ -148,11 +152,6 @@ func Analyze(limit float64, files ...*File) (*Analysis, error) {
 				sc := &a.Scenarios[at[key]]
 				if !slices.Contains(sc.Seeds, r.Seed) {
 					sc.Seeds = append(sc.Seeds, r.Seed)
-				}
-			}
-			for _, mode := range s.Header.Modes {
-				if !slices.Contains(a.Modes, mode) {
-					a.Modes = append(a.Modes, mode)
 				}
 			}
 		}
@@ -174,13 +173,20 @@ func Analyze(limit float64, files ...*File) (*Analysis, error) {
 	return a, nil
 }
 
-// lab names what has to be equal for times to be compared.
-func (h *Header) lab() string {
+// Where names what has to be equal for times to be compared.
+func (h *Header) Where() string {
 	name := h.Lab + ", " + h.Switch
 	if h.XDPMode != "" {
 		name += ", " + h.XDPMode + " XDP"
 	}
 	return name
+}
+
+// mode notes a mode.
+func (a *Analysis) mode(mode string) {
+	if !slices.Contains(a.Modes, mode) {
+		a.Modes = append(a.Modes, mode)
+	}
 }
 
 // gap notes a run without measurements.

@@ -92,7 +92,7 @@ type tensor struct {
 
 // Run joins the job, all-reduces the rank's vectors and leaves. take is called after every all-reduce, in their order;
 // its error ends the run. Vectors of one length, or their buckets, are one tensor, whose scale goes from step to step as
-// it does in training.
+// it does in training. A rank that comes back goes on with what the others have not begun.
 func Run(ctx context.Context, client api.ControllerClient, cfg Config, take func(Reduced) error, opts ...worker.Option) (err error) {
 	set, rank := cfg.Set, cfg.Worker.Rank
 	vectors := Vectors(set, cfg.Rounds, cfg.Settle)
@@ -127,22 +127,25 @@ func Run(ctx context.Context, client api.ControllerClient, cfg Config, take func
 		return fmt.Errorf("job %q has %d workers, the gradients have %d ranks only", cfg.Worker.Job, w.Ranks(), set.Ranks())
 	}
 	pending := make([]*worker.Pending, buckets)
-	for i, v := range vectors {
+	begun := w.Begun()
+	for i := begun / buckets; i < len(vectors); i++ {
+		first := max(0, begun-i*buckets) // bucket
+		v := vectors[i]
 		vector, err := v.values(set, rank)
 		if err != nil {
 			return err
 		}
-		if err := pause(ctx, cfg.Delay); err != nil {
+		if err := Pause(ctx, cfg.Delay); err != nil {
 			return err
 		}
-		for b := range pending {
+		for b := first; b < buckets; b++ {
 			from, to := Bucket(len(vector), buckets, b)
 			if pending[b], err = w.Start(key(len(vector), buckets, b), vector[from:to]); err != nil {
 				return err
 			}
 		}
-		for b, p := range pending {
-			info, err := p.Wait(ctx)
+		for b := first; b < buckets; b++ {
+			info, err := pending[b].Wait(ctx)
 			if err != nil {
 				return err
 			}
@@ -184,8 +187,8 @@ func plan(set *grads.Set, vectors []Vector, buckets int) string {
 	return b.String()
 }
 
-// pause waits for d, or until ctx is done.
-func pause(ctx context.Context, d time.Duration) error {
+// Pause waits for d, or until ctx is done.
+func Pause(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil
 	}

@@ -117,15 +117,8 @@ func TestAsyncInts(t *testing.T) {
 			for i := range data {
 				data[i] = int32(w.rng.Uint32()) >> 12
 			}
-			c, err := k.BeginInt32(w.now, key, data)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return c
+			return w.ints(k, key, data)
 		}, w.lateness)
-		if w.err != nil {
-			t.Fatalf("seed %d: %v", seed, w.err)
-		}
 		most = max(most, w.check(base, map[string]uint32{"a": 7, "b": 7}))
 		ahead = max(ahead, w.spread)
 		for _, k := range w.ranks {
@@ -159,15 +152,8 @@ func TestAsyncFloats(t *testing.T) {
 				}
 				given[key][i] += float64(data[i])
 			}
-			c, err := k.Begin(w.now, key, data)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return c
+			return w.floats(k, key, data)
 		}, w.lateness)
-		if w.err != nil {
-			t.Fatalf("seed %d: %v", seed, w.err)
-		}
 		w.check(base, map[string]uint32{"a": 6, "b": 6})
 		for key, want := range given {
 			exponent := w.ranks[0].rounds[len(w.ranks[0].rounds)-1].Exponent
@@ -231,15 +217,8 @@ func TestAsyncLimit(t *testing.T) {
 		if step == 0 && k.id == 0 {
 			data[0] = limit + 1000
 		}
-		c, err := k.BeginInt32(w.now, "a", data)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c
+		return w.ints(k, "a", data)
 	}, func(*rank) time.Duration { return 1 })
-	if w.err != nil {
-		t.Fatal(w.err)
-	}
 	history := w.sums[0]
 	if got := history[len(history)-1][0]; got != int64(limit)+1000 {
 		t.Errorf("the sum is %d, want %d", got, int64(limit)+1000)
@@ -290,15 +269,8 @@ func TestAsyncZeros(t *testing.T) {
 	w := asyncWorld(t, 1)
 	w.loss, w.dup = 0, 0
 	w.run(2, func(k *rank, step int) *Call {
-		c, err := k.Begin(w.now, "a", []float32{0.01 * float32(step)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c
+		return w.floats(k, "a", []float32{0.01 * float32(step)})
 	}, func(*rank) time.Duration { return 1 })
-	if w.err != nil {
-		t.Fatal(w.err)
-	}
 	history := w.sums[0]
 	exponent := w.ranks[0].calls[1].Info().Exponent
 	want := 0.01 * float64(w.worldConfig.ranks)

@@ -3,6 +3,7 @@ package transport
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"xagg/agg"
@@ -32,9 +33,11 @@ type Config struct {
 	Async     bool
 	Staleness int
 
-	// Round and Seq say where the first all-reduce begins, see agg.WindowConfig. Where Round is not 0 the others have a
-	// history that this worker lacks.
+	// Round and Seq say where the first all-reduce begins, see agg.WindowConfig, and AllReduces how many of the job's have
+	// begun before: not 0 for a rank that comes back to a job. Returns is what recovery.Restart has.
 	Round, Seq uint32
+	AllReduces uint64
+	Returns    []uint64
 
 	// Observe, if set, is called after every round that has succeeded, in their order.
 	Observe func(Round)
@@ -110,6 +113,7 @@ type Endpoint struct {
 
 	calls []*Call  // that are not done, in their order
 	begun int      // so many of them have begun all of their rounds
+	done  uint64   // all-reduces of the job that are done, or were before this worker's first
 	live  []*round // that have begun and are not accounted for, ascending
 	kept  []*round // finished, ascending: their RESULTs may be asked for (docs/protocol.md, "Recovery")
 	free  []*round // for their memory
@@ -117,7 +121,9 @@ type Endpoint struct {
 	frozen bool                        // between Freeze and Resume
 	finals []recovery.Held             // of rounds that have not begun, ascending: chunks whose RESULT was handed over
 	given  map[recovery.ChunkID][]byte // those
-	idle   time.Duration               // since when no call is under way, where none is
+	// returns are the all-reduces that ranks came back for, ascending: where one of them begins all scales are forgotten.
+	returns []uint64
+	idle    time.Duration // since when no call is under way, where none is
 
 	scouts uint32 // async: scouts that have begun
 	placed uint32 // async: chunks of all tensors so far
@@ -140,13 +146,12 @@ type Call struct {
 	amax    uint8  // of this worker's values
 	next    int    // offset of the round to begin next
 	scout   bool   // its scout is under way
-	silent  bool   // this worker contributes nothing
-	listen  bool   // what the other ranks know of the tensor is yet to be heard
 	started bool   // its first round has begun
 	rounds  int    // under way
 	done    bool
 	began   time.Duration
 	info    Info
+	lasts   []Last // by rank
 }
 
 // Done reports whether the all-reduce is done: its result is in its data.
@@ -154,6 +159,20 @@ func (c *Call) Done() bool { return c.done }
 
 // Info describes the all-reduce once it is done.
 func (c *Call) Info() Info { return c.info }
+
+// Lasts returns, by rank, for what of the all-reduce the others waited for it, once it is done.
+func (c *Call) Lasts() []Last { return c.lasts }
+
+// Last is what others waited for a rank, as the aggregators measured it.
+type Last struct {
+	Chunks  int           // on which it was the last
+	Blocked time.Duration // how long all others had waited for it, in the chunk where that was longest
+}
+
+func (l *Last) add(m Last) {
+	l.Chunks += m.Chunks
+	l.Blocked = max(l.Blocked, m.Blocked)
+}
 
 // tensorKey names a tensor. What one key means for float32 and for int32 has nothing to do with each other.
 type tensorKey struct {
@@ -166,10 +185,10 @@ type tensor struct {
 	len  int
 	user *Call // the call of it that is under way
 	amax uint8 // of the RESULTs of the last all-reduce; 0 = not known, or it was all zero
+	lost bool  // amax means nothing any more: a rank came back since that all-reduce began
 	// What RESULTs lacked of this worker's values: what was clipped, and with a quorum what came too late.
 	floats []rest[float32]
 	ints   []rest[int32]
-	fresh  bool // this worker has not taken part in an all-reduce of it
 	sums   sums // async
 }
 
@@ -220,6 +239,8 @@ func New(cfg Config) *Endpoint {
 			Async: cfg.Async,
 		}),
 		newest:  cfg.Round - 1,
+		done:    cfg.AllReduces,
+		returns: cfg.Returns,
 		tensors: map[tensorKey]*tensor{},
 		given:   map[recovery.ChunkID][]byte{},
 	}
@@ -257,7 +278,7 @@ func (e *Endpoint) BeginInt32(now time.Duration, key string, data []int32) (*Cal
 func (e *Endpoint) tensor(key tensorKey, n int) (*tensor, error) {
 	t, ok := e.tensors[key]
 	if !ok {
-		t = &tensor{fresh: true}
+		t = &tensor{}
 		if e.cfg.Async {
 			chunks := chunksOf(n)
 			if e.placed+chunks > uint32(e.cfg.MaxChunks) {
@@ -297,13 +318,8 @@ func (e *Endpoint) advance(now time.Duration) error {
 				return err
 			}
 		}
-		if c.listen {
-			if err := e.overhear(c); err != nil {
-				return err
-			}
-		}
 		switch {
-		case c.listen, c.scout && c.rounds > 0:
+		case c.scout && c.rounds > 0:
 			return nil
 		case c.scout:
 			if err := e.beginRound(now, c, vector{scout: true}, 0); err != nil {
@@ -335,17 +351,16 @@ func (e *Endpoint) start(c *Call) error {
 		e.startAsync(c)
 		return nil
 	}
-	missed := t.fresh && e.cfg.Round != 0
-	t.fresh = false
-	if missed {
-		e.withhold(c)
+	if slices.Contains(e.returns, e.done+uint64(e.begun)) {
+		for _, t := range e.tensors {
+			t.lost = true
+		}
 	}
 	if c.vec.modular {
 		return nil
 	}
-	if missed && c.vec.len() > 0 {
-		c.listen = true
-		return nil
+	if t.lost {
+		t.amax, t.lost = 0, false
 	}
 	// Nothing is known of a tensor's scale before its first all-reduce and after one of zeros.
 	if c.scout = t.amax == 0; !c.scout {
@@ -379,16 +394,6 @@ func (e *Endpoint) addResidual(c *Call) error {
 	return nil
 }
 
-// withhold makes a call's whole data residual: a worker that has come back contributes nothing to its first all-reduce
-// of a tensor.
-func (e *Endpoint) withhold(c *Call) {
-	c.silent = true
-	c.tensor.keep(c.vec, 0)
-	clear(c.vec.f32)
-	clear(c.vec.i32)
-	c.amax = 0
-}
-
 // keep keeps the values of a vector, which lies at an offset of the tensor, for the next all-reduce.
 func (t *tensor) keep(v vector, offset int) {
 	for i, x := range v.f32 {
@@ -403,43 +408,11 @@ func (t *tensor) keep(v vector, offset int) {
 	}
 }
 
-// listens returns the call that can begin only when a RESULT of its first round was heard, if there is one.
-func (e *Endpoint) listens() *Call {
-	if e.begun < len(e.calls) && e.calls[e.begun].listen {
-		return e.calls[e.begun]
-	}
-	return nil
-}
-
-// hear looks at a RESULT of a round that this worker has not begun. It lets a call begin that listens, for it tells what
-// the others' next round is: a scout, or values with an exponent.
-func (e *Endpoint) hear(now time.Duration, payload []byte) error {
+// hear looks at a RESULT of a round that this worker has not begun, the newest of which any was seen.
+func (e *Endpoint) hear(payload []byte) {
 	p := &e.answer
-	if p.Decode(payload) != nil || !e.window.Enough(p.Contributors) || !p.TagOK() {
-		return nil
-	}
-	if wire.SerialLess(e.newest, p.Round) {
+	if p.Decode(payload) == nil && e.window.Enough(p.Contributors) && p.TagOK() {
 		e.newest = p.Round
-	}
-	c := e.listens()
-	next := e.window.NextRound()
-	switch {
-	case c == nil:
-		return nil
-	case int32(p.Round-next) >= int32(e.cfg.Rounds): // all RESULTs of it are lost, and nobody has them any more
-		return &RefusedError{Round: next, Reason: wire.ReasonStale}
-	case p.Round != next:
-		return nil
-	}
-	c.heard(&p.Header)
-	return e.advance(now)
-}
-
-// heard has a call that listens do as the header of a RESULT of its first round says.
-func (c *Call) heard(h *wire.Header) {
-	c.listen = false
-	if c.scout = h.Elems == 0; !c.scout {
-		c.info.Exponent = h.Exponent
 	}
 }
 
@@ -560,12 +533,8 @@ func (e *Endpoint) Take(now time.Duration, payload []byte) error {
 		return nil
 	}
 	r := e.find(&p.Header)
-	if r == nil && !e.cfg.Async && p.Job == e.cfg.Job && p.Type == wire.TypeResult &&
-		(wire.SerialLess(e.newest, p.Round) || e.listens() != nil) {
-		if err := e.hear(now, payload); err != nil {
-			return err
-		}
-		r = e.find(&p.Header)
+	if r == nil && !e.cfg.Async && p.Job == e.cfg.Job && p.Type == wire.TypeResult && wire.SerialLess(e.newest, p.Round) {
+		e.hear(payload)
 	}
 	if r == nil || p.Chunk-r.header.Chunk >= r.chunks || r.taken[p.Chunk-r.header.Chunk] || wire.SerialLess16(p.Epoch, r.header.Epoch) {
 		e.stats.Late++
@@ -606,6 +575,12 @@ func (e *Endpoint) finishRound(now time.Duration) {
 	i.Saturated += t.saturated
 	if !r.vec.scout {
 		c.count(t)
+		if c.lasts == nil {
+			c.lasts = make([]Last, e.cfg.Ranks)
+		}
+		for rank := range r.lasts {
+			c.lasts[rank].add(r.lasts[rank])
+		}
 	}
 	i.Spread = max(i.Spread, microseconds(t.spread))
 	if b := microseconds(t.blocked); b >= i.Blocked {
@@ -636,6 +611,7 @@ func (e *Endpoint) finishRound(now time.Duration) {
 		i.Duration = now - c.began
 		i.Behind = int(max(0, int32(e.newest-r.number)))
 		c.done = true
+		e.done++
 		c.tensor.user = nil
 		e.idle = now
 		e.last = c.info

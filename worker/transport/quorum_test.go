@@ -70,15 +70,8 @@ func TestQuorumInts(t *testing.T) {
 				data[i] = int32(w.rng.Uint32()) >> 12
 				given[key][i] += int64(data[i])
 			}
-			c, err := k.BeginInt32(w.now, key, data)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return c
+			return w.ints(k, key, data)
 		}, w.lateness)
-		if w.err != nil {
-			t.Fatalf("seed %d: %v", seed, w.err)
-		}
 		w.sameRounds()
 		w.checkInfo(&late)
 		for _, k := range w.ranks {
@@ -155,15 +148,8 @@ func TestQuorumFloats(t *testing.T) {
 				given[i] += float64(data[i])
 			}
 			results[k.id] = append(results[k.id], data)
-			c, err := k.Begin(w.now, "w", data)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return c
+			return w.floats(k, "w", data)
 		}, w.lateness)
-		if w.err != nil {
-			t.Fatalf("seed %d: %v", seed, w.err)
-		}
 		w.sameRounds()
 		w.checkInfo(&late)
 		got := make([]float64, size)
@@ -213,11 +199,7 @@ func TestQuorumGoesOn(t *testing.T) {
 		const steps = 10
 		w.ranks[2].next = steps // it never does anything
 		w.run(steps, func(k *rank, step int) *Call {
-			c, err := k.BeginInt32(w.now, "k", make([]int32, 64*wire.MaxLanes))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return c
+			return w.ints(k, "k", make([]int32, 64*wire.MaxLanes))
 		}, func(*rank) time.Duration { return time.Microsecond })
 		if limit := steps * 100 * time.Millisecond; w.now > limit {
 			t.Errorf("steered %#x: %d steps took %v, want at most %v", steered, steps, w.now, limit)
@@ -237,118 +219,11 @@ func TestQuorumBehind(t *testing.T) {
 	w := newWorld(t, worldConfig{seed: 1, ranks: 3, servers: 1, depth: 1, chunks: 2, pool: 4,
 		plan: agg.ServerPlan{Quorum: 2, WaitUs: 100, Rounds: 4}})
 	w.ranks[1].awake = 2 * time.Second
-	w.run(12, func(k *rank, step int) *Call {
-		c, err := k.BeginInt32(w.now, "k", []int32{1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c
+	w.try(12, func(k *rank, step int) *Call {
+		return w.ints(k, "k", []int32{1})
 	}, func(*rank) time.Duration { return time.Microsecond })
 	var refused *RefusedError
 	if !errors.As(w.err, &refused) || refused.Reason != wire.ReasonStale || w.errRank != 1 {
 		t.Fatalf("rank %d: %v, want rank 1 refused as stale", w.errRank, w.err)
-	}
-}
-
-// TestComeBackDeaf: a rank that came back and has heard nothing of its first round until servers have forgotten it is told
-// what to do, and not before.
-func TestComeBackDeaf(t *testing.T) {
-	e := New(Config{Job: 1, Epoch: 1, Rank: 2, Ranks: 3, Pool: 4, MaxChunks: 1, Quorum: 2, Rounds: 4, Round: 10, Seq: 10})
-	if _, err := e.Begin(0, "w", []float32{1}); err != nil {
-		t.Fatal(err)
-	}
-	for round := uint32(11); round <= 14; round++ {
-		// Both ranks have contributed nothing but zeros: the tag is that of their places.
-		p := wire.Packet{Header: wire.Header{Type: wire.TypeResult, Flags: wire.FlagLast | wire.FlagServer, Job: 1, Epoch: 1,
-			Round: round, Elems: 1, Blocks: 1, Contributors: 3}}
-		for rank := range uint8(2) {
-			for i, h := range wire.TagPlace(1, round, 0, rank) {
-				p.Tag[i] += h
-			}
-		}
-		b := make([]byte, p.Len())
-		p.Encode(b)
-		err := e.Take(0, b)
-		var refused *RefusedError
-		if late := errors.As(err, &refused) && refused.Reason == wire.ReasonStale && refused.Round == 10; late != (round == 14) {
-			t.Errorf("at round %d: %v", round, err)
-		}
-		if batch := e.Due(0, make([][]byte, 0, 1)); len(batch) > 0 {
-			t.Error("it has sent something")
-		}
-	}
-}
-
-// TestComeBack: a rank that comes back has no history: it gives nothing in its first all-reduce of a tensor, gets what
-// all get, and gives all of it in the next.
-func TestComeBack(t *testing.T) {
-	for seed := range uint64(60) {
-		rng := rand.New(rand.NewPCG(seed, 2))
-		w := newWorld(t, worldConfig{seed: seed, ranks: 3, servers: 1, depth: 1 + rng.IntN(2), chunks: 3, pool: 8,
-			steered: []uint64{0, 4, 7}[rng.IntN(3)], jitter: time.Duration(rng.IntN(2)) * time.Millisecond,
-			plan: agg.ServerPlan{Quorum: 2, WaitUs: 1000, Rounds: 64}})
-		const before, after = 3, 5
-		given, taken := map[int]float64{}, 0.0
-		begin := func(k *rank, step int) *Call {
-			if step%2 == 0 {
-				data := make([]float32, 700)
-				for i := range data {
-					data[i] = float32(1 + w.rng.Float64())
-				}
-				given[k.id] += float64(data[650])
-				c, err := k.Begin(w.now, "w", data)
-				if err != nil {
-					t.Fatal(err)
-				}
-				return c
-			}
-			c, err := k.BeginInt32(w.now, "i", make([]int32, 300))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return c
-		}
-		pause := func(*rank) time.Duration { return time.Duration(1 + w.rng.Int64N(int64(time.Millisecond))) }
-		w.ranks[2].next = before * 2 // it is not there
-		w.ranks[2].calls = make([]*Call, before*2)
-		for i := range w.ranks[2].calls {
-			w.ranks[2].calls[i] = &Call{done: true}
-		}
-		w.run(before*2, begin, pause)
-		old := w.ranks[0]
-		back := w.newRank(2, Config{Epoch: 1, Round: old.window.NextRound(), Seq: old.window.NextSeq()})
-		back.next, back.calls = w.ranks[2].next, w.ranks[2].calls
-		w.ranks[2] = back
-		w.run((before+after)*2, begin, pause)
-		if w.err != nil {
-			t.Fatalf("seed %d: %v", seed, w.err)
-		}
-		seen := old.rounds[len(old.rounds)-len(back.rounds):]
-		if !reflect.DeepEqual(seen, back.rounds) {
-			diff := cmp.Diff(seen, back.rounds)
-			t.Fatalf("seed %d: the rank that came back saw other rounds:\n%s", seed, diff)
-		}
-		first := back.rounds[0]
-		for _, r := range old.rounds {
-			if r.Key == "w" && r.Offset == 0 && !r.Scout && r.Number == first.Number && r.Mask>>2&1 != 0 {
-				t.Errorf("seed %d: the rank that came back contributed to its first round", seed)
-			}
-		}
-		for _, r := range old.rounds {
-			if r.Key == "w" && !r.Scout {
-				taken += math.Ldexp(float64(r.Sum[650]), -int(r.Exponent))
-			}
-		}
-		want := given[0] + given[1] + given[2]
-		for _, k := range w.ranks {
-			for _, r := range k.tensors[tensorKey{key: "w"}].floats {
-				if r.index == 650 {
-					taken += float64(r.value)
-				}
-			}
-		}
-		if math.Abs(want-taken) > 1e-3 {
-			t.Errorf("seed %d: %g was given, %g was taken or kept", seed, want, taken)
-		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"xagg/agg"
 	"xagg/recovery"
 	"xagg/wire"
 )
@@ -15,7 +14,12 @@ import (
 // returns what the endpoint has. An endpoint that is frozen already stays so.
 func (e *Endpoint) Freeze() recovery.State {
 	e.frozen = true
-	s := recovery.State{Next: e.window.NextRound(), Seq: e.window.NextSeq()}
+	s := recovery.State{
+		Began: e.cfg.Round, Next: e.window.NextRound(), Seq: e.window.NextSeq(), AllReduces: e.done + uint64(e.begun), Returns: e.returns,
+	}
+	if e.begun < len(e.calls) && e.calls[e.begun].started {
+		s.AllReduces++
+	}
 	s.First = s.Next
 	if len(e.live) > 0 {
 		s.First = e.live[0].number
@@ -56,7 +60,7 @@ func (r *round) held() recovery.Held {
 
 // ahead returns the chunks of each round that has not begun, though its call has.
 func (e *Endpoint) ahead() (chunks []uint32) {
-	if e.begun == len(e.calls) || !e.calls[e.begun].started || e.calls[e.begun].listen {
+	if e.begun == len(e.calls) || !e.calls[e.begun].started {
 		return nil
 	}
 	c := e.calls[e.begun]
@@ -109,26 +113,26 @@ func (e *Endpoint) Resume(now time.Duration, epoch uint16, restart recovery.Rest
 	if len(e.live) > 0 {
 		first = e.live[0].number
 	}
-	rest := make([]agg.Rest, len(e.live))
+	missing := make([][]uint32, len(e.live))
 	for i, r := range e.live {
 		r.header.Epoch = epoch
 		clear(r.server)
 		clear(r.strikes)
-		rest[i].Silent = r.call.silent
 		for c := range r.chunks {
 			if final := restart.Final(recovery.ChunkID{Round: r.number, Chunk: c}); final != r.taken[c] {
 				return fmt.Errorf("resume after a recovery: the RESULT of round %d, chunk %d is here: %t, it is final: %t",
 					r.number, c, r.taken[c], final)
 			}
 			if !r.taken[c] {
-				rest[i].Missing = append(rest[i].Missing, c)
+				missing[i] = append(missing[i], c)
 			}
 		}
 	}
 	if err := e.foresee(next, restart); err != nil {
 		return err
 	}
-	e.window.Restart(now, epoch, restart.Base(first), rest)
+	e.window.Restart(now, epoch, restart.Base(first), missing)
+	e.returns = restart.Returns
 	e.unknown = wire.ReasonNone
 	e.frozen = false
 	return e.advance(now)
@@ -236,24 +240,6 @@ func (e *Endpoint) receiveGiven(r *round) error {
 		}
 		if err := r.receive(b); err != nil {
 			return err
-		}
-	}
-	return nil
-}
-
-// overhear lets a call begin that listens, if a RESULT of its first round was handed over.
-func (e *Endpoint) overhear(c *Call) error {
-	i := findHeld(e.finals, e.window.NextRound())
-	if i < 0 {
-		return nil
-	}
-	for id, b := range e.given { // each says the same
-		if id.Round == e.finals[i].Round {
-			if err := e.answer.Decode(b); err != nil {
-				return err
-			}
-			c.heard(&e.answer.Header)
-			return nil
 		}
 	}
 	return nil

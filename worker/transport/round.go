@@ -60,6 +60,7 @@ type round struct {
 	server   []bool            // chunks whose last word came from a server
 	strikes  map[uint32]strike // wrong answers by chunk
 	total    tally
+	lasts    []Last // by rank: chunks of this round on which it was the last
 }
 
 // tally is what is counted in a round.
@@ -96,9 +97,7 @@ func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) error 
 	case err != nil:
 		return err
 	case some:
-		r.number, r.header.Epoch = e.window.BeginPart(now, missing, c.silent)
-	case c.silent:
-		r.number, r.header.Epoch = e.window.Listen(now, r.chunks)
+		r.number, r.header.Epoch = e.window.BeginPart(now, missing)
 	default:
 		r.number, r.header.Epoch = e.window.Begin(now, r.chunks)
 	}
@@ -121,6 +120,10 @@ func (r *round) begin(now time.Duration, c *Call, vec vector, offset int) error 
 	clear(r.server)
 	clear(r.strikes)
 	r.total = tally{mask: e.ranks, least: wire.MaxRanks, chunks: r.chunks}
+	if r.lasts == nil {
+		r.lasts = make([]Last, e.cfg.Ranks)
+	}
+	clear(r.lasts)
 	if e.cfg.Observe != nil {
 		r.sum = slices.Grow(r.sum[:0], vec.len())[:vec.len()]
 		if e.cfg.Quorum > 0 || e.cfg.Async {
@@ -367,6 +370,9 @@ func (r *round) settle(b []byte) {
 	t.spread = max(t.spread, p.SpreadUs)
 	if p.BlockedUs >= t.blocked {
 		t.last, t.blocked = p.Rank, p.BlockedUs
+	}
+	if int(p.Rank) < len(r.lasts) {
+		r.lasts[p.Rank].add(Last{1, microseconds(p.BlockedUs)})
 	}
 }
 

@@ -23,9 +23,11 @@ type world struct {
 	sw      *agg.Switch
 	servers []*agg.Server
 	ranks   []*rank
-	sent    map[place][]int32  // lanes of every GRAD
-	added   func(*wire.Header) // is told of every contribution that a running sum takes
-	err     error              // the first
+	sent    map[place][]int32                 // lanes of every GRAD
+	added   func(*wire.Header)                // is told of every contribution that a running sum takes
+	intrude func() (next time.Duration)       // does what happens beside the all-reduces, and says when it is to be asked again
+	lose    func(to int, p *wire.Packet) bool // has more packets lost
+	err     error                             // the first
 	errRank int
 }
 
@@ -36,6 +38,7 @@ type worldConfig struct {
 	servers int
 	plan    agg.ServerPlan // its quorum, wait, async, staleness and rounds
 	depth   int
+	ahead   int // all-reduces that a rank has begun at once; 0 = depth
 	chunks  int
 	pool    uint32
 	loss    float64
@@ -57,6 +60,7 @@ type rank struct {
 	think  time.Duration // when it may begin it
 	calls  []*Call
 	awake  time.Duration // until then it neither sends nor hears
+	dead   bool
 	rounds []Round
 }
 
@@ -90,6 +94,7 @@ func (q *flights) Pop() any {
 }
 
 func newWorld(t testing.TB, cfg worldConfig) *world {
+	cfg.ahead = max(cfg.ahead, cfg.depth)
 	w := &world{TB: t, worldConfig: cfg, rng: rand.New(rand.NewPCG(cfg.seed, 7)), sent: map[place][]int32{}}
 	w.sw = agg.NewSwitch(4 * int(cfg.pool))
 	for range cfg.servers {
@@ -173,7 +178,7 @@ func (w *world) observed(r *Round) {
 
 func (w *world) put(from, to, home int, p *wire.Packet) {
 	copies := 1
-	if w.rng.Float64() < w.loss {
+	if w.rng.Float64() < w.loss || w.lose != nil && w.lose(to, p) {
 		copies = 0
 	} else if w.rng.Float64() < w.dup {
 		copies = 2
@@ -185,20 +190,52 @@ func (w *world) put(from, to, home int, p *wire.Packet) {
 	}
 }
 
-// run lets every rank carry out steps, as far ahead as the depth allows, with a pause before each. begin begins one.
+// ints begins an all-reduce of a rank.
+func (w *world) ints(k *rank, key string, data []int32) *Call {
+	c, err := k.BeginInt32(w.now, key, data)
+	if err != nil {
+		w.Fatalf("seed %d: rank %d: %v", w.seed, k.id, err)
+	}
+	return c
+}
+
+// floats begins an all-reduce of a rank.
+func (w *world) floats(k *rank, key string, data []float32) *Call {
+	c, err := k.Begin(w.now, key, data)
+	if err != nil {
+		w.Fatalf("seed %d: rank %d: %v", w.seed, k.id, err)
+	}
+	return c
+}
+
+// run is try where nothing may go wrong.
 func (w *world) run(steps int, begin func(k *rank, step int) *Call, pause func(k *rank) time.Duration) {
+	w.Helper()
+	if w.try(steps, begin, pause); w.err != nil {
+		w.Fatalf("seed %d: rank %d: %v", w.seed, w.errRank, w.err)
+	}
+}
+
+// try lets every rank carry out steps, as far ahead as the depth allows, with a pause before each. begin begins one.
+func (w *world) try(steps int, begin func(k *rank, step int) *Call, pause func(k *rank) time.Duration) {
 	batch := make([][]byte, 0, 1)
 	for n := 0; w.err == nil; n++ {
 		if n > 3_000_000 {
 			w.Fatalf("seed %d: no end: %s", w.seed, w.where())
 		}
 		done, wake := true, time.Duration(1<<63-1)
+		if w.intrude != nil {
+			wake = w.intrude()
+		}
 		for _, k := range w.ranks {
+			if k.dead {
+				continue
+			}
 			if w.now < k.awake {
 				done, wake = false, min(wake, k.awake)
 				continue
 			}
-			for k.next < steps && (k.next < w.depth || k.calls[k.next-w.depth].Done()) {
+			for k.next < steps && (k.next < w.ahead || k.calls[k.next-w.ahead].Done()) {
 				if k.think == 0 {
 					k.think = w.now + pause(k)
 				}
@@ -294,7 +331,7 @@ func (w *world) arrive(f *flight) {
 		}
 	default:
 		k := w.ranks[f.to]
-		if w.now < k.awake {
+		if w.now < k.awake || k.dead {
 			return
 		}
 		b := make([]byte, p.Len())

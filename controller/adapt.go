@@ -1,0 +1,396 @@
+package controller
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/bits"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"xagg/api"
+	"xagg/policy"
+	"xagg/policy/adapt"
+	"xagg/policy/telemetry"
+	"xagg/policy/trace"
+)
+
+// reportEvery is how often ranks of a job whose plan follows what is measured report their rounds.
+const reportEvery = 100 * time.Millisecond
+
+// recordBuffer is how many lines a reader of a trace may be behind.
+const recordBuffer = 1024
+
+// adaptation has the plan of an incarnation of a job follow what is measured. It is guarded by Controller.mu.
+type adaptation struct {
+	id       uint16 // of the incarnation
+	config   adapt.Config
+	engine   *adapt.Engine
+	window   *telemetry.Window
+	epoch    uint16 // of the plan that the window's rounds ran under
+	round    float64
+	judged   bool // round was
+	snapshot telemetry.Snapshot
+	decision *adapt.Decision // the last one
+	steering bool            // what it decided is being carried out
+	failed   string          // why what it decided last could not be
+	readers  map[*reader]bool
+}
+
+// reader reads a trace.
+type reader struct {
+	lines chan []byte // closed when there will be no more
+	over  bool        // because the job is over
+}
+
+// validateAdapt checks how a job's plan is to follow what is measured. Errors are of type [*policy.FieldError].
+func (j JobSpec) validateAdapt() error {
+	if j.Adapt == nil {
+		return nil
+	}
+	if j.Consistency.Mode == ModeAsync {
+		return fieldf("adapt", "the plan of an async job does not change while it runs; leave it out")
+	}
+	if j.Consistency.Mode == ModeQuorum && j.Adapt.MinSteered == 0 {
+		return fieldf("adapt.min_steered", "a quorum job needs a server that closes chunks without the missing ranks; set it to at least 1")
+	}
+	if _, err := j.Adapt.Compile(j.Ranks); err != nil {
+		return under("adapt", err)
+	}
+	return nil
+}
+
+// adapts returns what has the plan of a running job follow what is measured, or nil. c.mu is held.
+func (c *Controller) adapts(j *job) *adaptation {
+	if j.spec.Adapt == nil {
+		delete(c.adaptations, j.spec.Name)
+		return nil
+	}
+	a := c.adaptations[j.spec.Name]
+	if a != nil && a.id == j.id {
+		return a
+	}
+	engine, err := j.spec.Adapt.New(j.spec.Ranks)
+	if err != nil { // it was checked before
+		c.log.Error("plan does not follow what is measured", "job", j.spec.Name, "err", err)
+		return nil
+	}
+	b := &adaptation{
+		id: j.id, config: *j.spec.Adapt, engine: engine, window: telemetry.NewWindow(j.spec.Ranks, j.spec.Adapt.Window),
+		epoch: j.epoch, readers: map[*reader]bool{},
+	}
+	if a != nil {
+		b.readers = a.readers
+		b.tell(b.header(j))
+	}
+	c.adaptations[j.spec.Name] = b
+	return b
+}
+
+// header is the line that begins a trace of a job.
+func (a *adaptation) header(j *job) []byte {
+	var line bytes.Buffer
+	state := a.engine.State()
+	trace.NewWriter(&line, j.spec.Name, j.spec.Ranks, a.config, &state)
+	return line.Bytes()
+}
+
+// tell gives lines to all readers. One that is too far behind loses its stream.
+func (a *adaptation) tell(lines ...[]byte) {
+	for r := range a.readers {
+		for _, line := range lines {
+			select {
+			case r.lines <- bytes.TrimSuffix(line, []byte("\n")):
+				continue
+			default:
+			}
+			close(r.lines)
+			delete(a.readers, r)
+			break
+		}
+	}
+}
+
+// measured takes what a rank reports of its rounds, and decides when that completes one. What is decided is carried out
+// until ctx ends. c.mu is held.
+func (c *Controller) measured(ctx context.Context, j *job, meet *rendezvous, rank int, rounds []*api.Round) {
+	a := c.adapts(j)
+	if a == nil || len(rounds) == 0 {
+		return
+	}
+	report := telemetry.Report{Rank: rank}
+	for _, r := range rounds {
+		round := telemetry.Round{
+			Number: r.GetRound(), Compute: clipped(r.GetComputeUs()), Comm: clipped(r.GetCommUs()),
+			Chunks: int(r.GetChunks()), Late: int(r.GetLate()), Packets: r.GetPackets(), Resends: r.GetResends(), Behind: int(r.GetBehind()),
+		}
+		for _, l := range r.GetLast() {
+			round.Last = append(round.Last, telemetry.Last{
+				Rank: int(l.GetRank()), Chunks: int(l.GetChunks()), Blocked: clipped(l.GetBlockedUs()),
+			})
+		}
+		report.Rounds = append(report.Rounds, round)
+	}
+	now := time.Since(c.origin)
+	if a.epoch != j.epoch { // numbers of one plan say little of another
+		a.window.Forget()
+		a.epoch = j.epoch
+	}
+	a.window.Present(meet.there())
+	if err := a.window.Add(now, report); err != nil {
+		c.log.Warn("report of a rank is left out", "job", j.spec.Name, "err", err)
+		return
+	}
+	c.judge(ctx, j, a, now)
+}
+
+// clipped is a duration of so many microseconds; what is too large for one stays too large for a round.
+func clipped(us uint64) time.Duration { return time.Duration(min(us, 1<<50)) * time.Microsecond }
+
+// judge decides once a round. While the plan changes, or the job recovers, nothing is decided. c.mu is held.
+func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.Duration) {
+	if j.change != nil || j.recovering != recoverNot || a.steering {
+		return
+	}
+	s := &a.snapshot
+	c.observe(j, s)
+	a.window.Fill(s, now, float64(j.spec.MaxElems)*4)
+	for i := range s.Ranks {
+		s.Ranks[i].Steered = j.decision.Steered>>i&1 != 0
+	}
+	if a.judged && s.Job.Round == a.round || s.Job.Rounds == 0 {
+		return
+	}
+	a.judged, a.round = true, s.Job.Round
+	d := a.engine.Step(s)
+	a.decision, a.failed = &d, ""
+	if len(a.readers) > 0 {
+		var lines bytes.Buffer
+		if err := trace.Continue(&lines).Step(s, &d); err != nil {
+			c.log.Error("cannot record a decision", "job", j.spec.Name, "err", err)
+		}
+		a.tell(bytes.SplitAfter(bytes.TrimSuffix(lines.Bytes(), []byte("\n")), []byte("\n"))...)
+	}
+	if d.Error != "" {
+		c.log.Warn("policy cannot decide", "job", j.spec.Name, "err", d.Error)
+	}
+	for _, m := range d.Moves {
+		c.log.Info("policy moves a rank", "job", j.spec.Name, "rank", m.Rank, "to", m.To, "rule", d.Rule, "why", m.Why, "dry_run", d.DryRun)
+	}
+	if d.Steered == j.decision.Steered {
+		return
+	}
+	rule := policy.Static{Mode: policy.ModeSwitch}
+	if j.spec.Policy != nil {
+		rule.Servers = j.spec.Policy.Servers
+	}
+	if d.Steered != 0 {
+		rule.Mode = policy.ModeHybrid
+		for m := d.Steered; m != 0; m &= m - 1 {
+			rule.Steer = append(rule.Steer, bits.TrailingZeros64(m))
+		}
+	} else {
+		rule.Servers = nil
+	}
+	a.steering = true
+	name, id := j.spec.Name, j.id
+	c.running.Go(func() {
+		_, err := c.steer(ctx, name, rule)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		a.steering = false
+		if err != nil && c.intent.byID(id) != nil {
+			a.failed = err.Error()
+			c.log.Warn("what the policy decided was not carried out", "job", name, "err", err)
+		}
+	})
+}
+
+// observe fills in of a snapshot what the controller itself knows. c.mu is held.
+func (c *Controller) observe(j *job, s *telemetry.Snapshot) {
+	p := &j.decision.Plan
+	mode := j.spec.Consistency.Mode
+	if mode == "" {
+		mode = ModeSync
+	}
+	s.Job = telemetry.Job{
+		Name: j.spec.Name, Size: float64(j.spec.Ranks), Mode: string(mode), Pool: float64(p.Pool),
+		Cohort: float64(bits.OnesCount64(p.Cohort)), Steered: float64(bits.OnesCount64(p.Steered)),
+	}
+	s.Switch = telemetry.Switch{Slots: float64(c.intent.slots)}
+	if c.intent.slots > 0 {
+		s.Switch.SlotsFree = float64(c.intent.slotsFree()) / float64(c.intent.slots)
+	}
+	s.Servers = c.links.servers(s.Servers[:0])
+	for i := range s.Servers {
+		s.Servers[i].MemoryFree = c.memoryFree(s.Servers[i].Name)
+	}
+}
+
+// memoryFree returns the share of a server's memory that no plan has leased; 0 where it is not known how much it has.
+func (c *Controller) memoryFree(server string) float64 {
+	slots := c.links.slotsOf(server)
+	if slots == 0 {
+		return 0
+	}
+	leased := uint64(0)
+	for _, j := range c.intent.jobs {
+		for _, p := range j.plans() {
+			for _, name := range p.decision.Servers {
+				if name == server {
+					leased += uint64(j.rounds()) * uint64(j.chunks())
+				}
+			}
+		}
+	}
+	return max(0, 1-float64(leased)/float64(slots))
+}
+
+// servers returns what is known of the servers, in their order.
+func (l *links) servers(list []telemetry.Server) []telemetry.Server {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, name := range l.order {
+		list = append(list, telemetry.Server{Name: name, Ready: l.agents[name].ready})
+	}
+	return list
+}
+
+// slotsOf returns the number of slots that a server said it has.
+func (l *links) slotsOf(name string) uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return uint64(l.agents[name].info.GetSlots())
+}
+
+// adaptOf reads a policy of a request; nil = none.
+func adaptOf(src string) (*adapt.Config, error) {
+	if src == "" {
+		return nil, nil
+	}
+	a, err := adapt.Parse("adapt", []byte(src))
+	if err != nil {
+		return nil, field("adapt", err)
+	}
+	return &a, nil
+}
+
+// Adapt implements the API.
+func (s *service) Adapt(_ context.Context, req *api.AdaptRequest) (*api.Job, error) {
+	a, err := adaptOf(req.GetAdapt())
+	if err != nil {
+		return nil, apiError(err)
+	}
+	c := s.c
+	c.mu.Lock()
+	j := c.intent.jobs[req.GetJob()]
+	if j == nil {
+		c.mu.Unlock()
+		return nil, noJob(req.GetJob())
+	}
+	spec := j.spec
+	spec.Adapt = a
+	if err := spec.validateAdapt(); err != nil {
+		c.mu.Unlock()
+		return nil, apiError(err)
+	}
+	j.spec = spec
+	if old := c.adaptations[spec.Name]; old != nil {
+		old.id = 0 // is made anew
+	}
+	out := c.describe(j)
+	c.mu.Unlock()
+	c.log.Info("job has another policy", "job", spec.Name, "adapt", req.GetAdapt())
+	c.trySave()
+	return out, nil
+}
+
+// Explain implements the API.
+func (s *service) Explain(_ context.Context, req *api.ExplainRequest) (*api.ExplainReply, error) {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	j := c.intent.jobs[req.GetJob()]
+	if j == nil {
+		return nil, noJob(req.GetJob())
+	}
+	reply := &api.ExplainReply{Job: c.describe(j)}
+	if j.spec.Adapt == nil {
+		return reply, nil
+	}
+	reply.Adapt = j.spec.Adapt.YAML()
+	a := c.adaptations[j.spec.Name]
+	if a == nil || a.id != j.id || a.decision == nil {
+		return reply, nil
+	}
+	reply.Error, reply.Gaps = a.failed, a.window.Gaps()
+	var err error
+	if reply.Snapshot, err = json.Marshal(&a.snapshot); err != nil {
+		return nil, fmt.Errorf("explain job %q: %w", j.spec.Name, err)
+	}
+	if reply.Decision, err = json.Marshal(a.decision); err != nil {
+		return nil, fmt.Errorf("explain job %q: %w", j.spec.Name, err)
+	}
+	return reply, nil
+}
+
+// Record implements the API.
+func (s *service) Record(req *api.RecordRequest, stream grpc.ServerStreamingServer[api.TraceLine]) error {
+	c := s.c
+	c.mu.Lock()
+	j := c.intent.jobs[req.GetJob()]
+	if j == nil {
+		c.mu.Unlock()
+		return noJob(req.GetJob())
+	}
+	a := c.adapts(j)
+	if a == nil {
+		c.mu.Unlock()
+		return status.Errorf(codes.FailedPrecondition, "the plan of job %q follows nothing that is measured; give it a policy: "+
+			"'xagg job adapt %[1]s --policy outlier', with dry_run to record only", j.spec.Name)
+	}
+	r := &reader{lines: make(chan []byte, recordBuffer)}
+	r.lines <- bytes.TrimSuffix(a.header(j), []byte("\n"))
+	a.readers[r] = true
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if a := c.adaptations[req.GetJob()]; a != nil {
+			delete(a.readers, r)
+		}
+	}()
+	for {
+		select {
+		case line, ok := <-r.lines:
+			switch {
+			case !ok && r.over:
+				return nil
+			case !ok:
+				return status.Errorf(codes.ResourceExhausted, "the reader is more than %d lines behind", recordBuffer)
+			}
+			if err := stream.Send(&api.TraceLine{Json: line}); err != nil {
+				return err
+			}
+		case <-stream.Context().Done():
+			return nil
+		case <-s.ctx.Done():
+			return nil
+		}
+	}
+}
+
+// forget ends what adapted a job that is no more. c.mu is held.
+func (c *Controller) forget(name string) {
+	if a := c.adaptations[name]; a != nil {
+		for r := range a.readers {
+			r.over = true
+			close(r.lines)
+		}
+		delete(c.adaptations, name)
+	}
+}

@@ -1,0 +1,333 @@
+// Package adapt moves a job's ranks between switch and servers as a rule asks for, and no more often than an operator
+// allows: the same hysteresis, dwell and limits are around every rule. It is pure and deterministic: snapshots in, decisions
+// with their reasons out, the same for the same snapshots.
+package adapt
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+	"time"
+
+	"xagg/policy"
+	"xagg/policy/rules"
+	"xagg/policy/telemetry"
+)
+
+// Limits are what no rule can exceed.
+type Limits struct {
+	// Dwell is how long a rank stays where it came to, at least.
+	Dwell time.Duration `yaml:"dwell"`
+	// Moves is how many ranks of a job may be moved in any minute.
+	Moves int `yaml:"moves"`
+	// MinCohort is the number of ranks that the switch keeps to sum, at least; a sum of one is none.
+	MinCohort int `yaml:"min_cohort"`
+	// Steered is the number of ranks that servers may have to sum, at most: their cores are not without end. 0 = no limit.
+	Steered int `yaml:"steered"`
+	// MinSteered is the number of ranks that servers keep, at least. The results of a job with a quorum are made by servers.
+	MinSteered int `yaml:"min_steered"`
+	// Pin are ranks that stay where they are told, "switch" or "server", whatever they do.
+	Pin map[int]Place `yaml:"pin"`
+	// Freeze leaves every rank where it is, but for the pinned. DryRun decides, and says what it would do, but does nothing.
+	Freeze bool `yaml:"freeze"`
+	DryRun bool `yaml:"dry_run"`
+}
+
+// DefaultLimits returns what holds unless a policy says otherwise.
+func DefaultLimits() Limits { return Limits{Dwell: 5 * time.Second, Moves: 12, MinCohort: 2} }
+
+// Place is where a rank is summed.
+type Place string
+
+// Places.
+const (
+	Switch Place = "switch"
+	Server Place = "server"
+)
+
+// Validate checks limits for a job of so many ranks; 0 = of any number. Its errors are of type [*policy.FieldError].
+func (l *Limits) Validate(ranks int) error {
+	fail := func(field, format string, args ...any) error {
+		return &policy.FieldError{Field: field, Err: fmt.Errorf(format, args...)}
+	}
+	if ranks == 0 {
+		ranks = policy.MaxRanks
+	}
+	switch {
+	case l.Dwell < 0 || l.Dwell > 24*time.Hour:
+		return fail("dwell", "%v: want 0s to 24h", l.Dwell)
+	case l.Moves < 1 || l.Moves > 600:
+		return fail("moves", "%d a minute: want 1 to 600; to keep all ranks where they are set freeze", l.Moves)
+	case l.MinCohort < 2 || l.MinCohort > policy.MaxRanks:
+		return fail("min_cohort", "%d: want 2 to %d", l.MinCohort, policy.MaxRanks)
+	case l.Steered < 0 || l.Steered > policy.MaxRanks:
+		return fail("steered", "%d: want 0 (no limit) to %d", l.Steered, policy.MaxRanks)
+	case l.MinSteered < 0 || l.MinSteered > policy.MaxRanks || l.Steered > 0 && l.MinSteered > l.Steered:
+		return fail("min_steered", "%d: want 0 to steered, or to %d", l.MinSteered, policy.MaxRanks)
+	}
+	pinned := 0
+	for _, rank := range slices.Sorted(keys(l.Pin)) {
+		place := l.Pin[rank]
+		if rank < 0 || rank >= ranks {
+			return fail("pin", "rank %d: ranks are 0 to %d", rank, ranks-1)
+		}
+		if place != Switch && place != Server {
+			return fail("pin", "rank %d: %q is no place; want %q or %q", rank, place, Switch, Server)
+		}
+		if place == Server {
+			pinned++
+		}
+	}
+	if pinned > 0 && ranks-pinned < l.MinCohort {
+		return fail("pin", "%d of %d ranks are pinned to servers, which leaves the switch fewer than min_cohort, %d; use mode %q instead",
+			pinned, ranks, l.MinCohort, policy.ModeServer)
+	}
+	return nil
+}
+
+func keys[K comparable, V any](m map[K]V) func(func(K) bool) {
+	return func(yield func(K) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// Decision is what to do with a job's ranks, and why.
+type Decision struct {
+	Time    float64 `json:"time"`  // of the snapshot
+	Round   float64 `json:"round"` // of the job
+	Rule    string  `json:"rule"`
+	Steered uint64  `json:"steered"` // ranks that servers are to sum: those of before, and what moves make of them
+	Moves   []Move  `json:"moves,omitempty"`
+	Ranks   []Why   `json:"ranks"`
+	// Error says why the rule could not decide; the ranks stay where they are.
+	Error  string `json:"error,omitempty"`
+	DryRun bool   `json:"dry_run,omitempty"`
+}
+
+// Move is a rank that goes elsewhere.
+type Move struct {
+	Rank int    `json:"rank"`
+	To   Place  `json:"to"`
+	Why  string `json:"why"`
+}
+
+// Why says why a rank is where it is.
+type Why struct {
+	Rank  int     `json:"rank"`
+	Place Place   `json:"place"` // after the decision
+	Score float64 `json:"score"`
+	When  bool    `json:"when"` // whether the rule's condition holds
+	// Enter and Leave are in how many of the rounds that count the score was above the one and below the other threshold.
+	Enter int `json:"enter"`
+	Leave int `json:"leave"`
+	// Held says what keeps a rank that the rule would move where it is.
+	Held string `json:"held,omitempty"`
+}
+
+// Engine decides for one job.
+type Engine struct {
+	rule   *rules.Rule
+	limits Limits
+	state  State
+}
+
+// State is what an engine knows of what went before: plain data.
+type State struct {
+	Ranks  []RankState `json:"ranks"`
+	Moves  []float64   `json:"moves"` // times of the last moves, at most Limits.Moves
+	Round  float64     `json:"round"` // that was judged last
+	Judged bool        `json:"judged"`
+	Last   float64     `json:"last"` // time of the last snapshot
+}
+
+// RankState is what an engine knows of a rank.
+type RankState struct {
+	// Enter and Leave say in which rounds the score was beyond the thresholds, the newest in bit 0.
+	Enter  uint64  `json:"enter"`
+	Leave  uint64  `json:"leave"`
+	Rounds int     `json:"rounds"` // that were judged since it moved
+	Moved  bool    `json:"moved"`  // and Since is when
+	Since  float64 `json:"since"`
+}
+
+// New returns an engine for a job of so many ranks. The limits must be valid.
+func New(ranks int, rule *rules.Rule, limits Limits) *Engine {
+	return &Engine{rule: rule, limits: limits, state: State{Ranks: make([]RankState, ranks)}}
+}
+
+// State returns a copy of what the engine knows.
+func (e *Engine) State() State {
+	s := e.state
+	s.Ranks, s.Moves = slices.Clone(s.Ranks), slices.Clone(s.Moves)
+	return s
+}
+
+// Restore gives the engine the state of another one for a job of as many ranks; another is left out.
+func (e *Engine) Restore(s State) {
+	if len(s.Ranks) == len(e.state.Ranks) {
+		e.state = s
+		e.state.Ranks, e.state.Moves = slices.Clone(s.Ranks), slices.Clone(s.Moves)
+	}
+}
+
+// Step decides from a snapshot, in which Rank.Steered says where ranks are. What it decides holds until the next call: a
+// caller that cannot carry it out shows so by its next snapshot. Time that runs back, and a snapshot that cannot be, change
+// nothing and are said in Decision.Error.
+func (e *Engine) Step(s *telemetry.Snapshot) Decision {
+	d := Decision{Time: s.Time, Round: s.Job.Round, Rule: e.rule.Name, DryRun: e.limits.DryRun}
+	for i := range s.Ranks {
+		place := Switch
+		if s.Ranks[i].Steered {
+			d.Steered |= 1 << i
+			place = Server
+		}
+		d.Ranks = append(d.Ranks, Why{Rank: i, Place: place})
+	}
+	if len(s.Ranks) != len(e.state.Ranks) {
+		d.Error = fmt.Sprintf("snapshot of %d ranks, the job has %d", len(s.Ranks), len(e.state.Ranks))
+		return d
+	}
+	if err := s.Check(); err != nil {
+		d.Error = err.Error()
+		return d
+	}
+	if e.state.Judged && s.Time < e.state.Last {
+		d.Error = fmt.Sprintf("time ran back from %.3f s to %.3f s", e.state.Last, s.Time)
+		return d
+	}
+	e.state.Last = s.Time
+	scores, holds, err := e.rule.Scores(s)
+	if err != nil {
+		d.Error = err.Error()
+	} else {
+		e.judge(s, scores, holds, &d)
+	}
+	e.move(s, &d)
+	return d
+}
+
+// judge notes on which side of the thresholds ranks are, once a round.
+func (e *Engine) judge(s *telemetry.Snapshot, scores []float64, holds []bool, d *Decision) {
+	fresh := !e.state.Judged && s.Job.Rounds > 0 || e.state.Judged && s.Job.Round != e.state.Round
+	if fresh {
+		e.state.Judged, e.state.Round = true, s.Job.Round
+	}
+	for i := range e.state.Ranks {
+		r, w := &e.state.Ranks[i], &d.Ranks[i]
+		w.Score, w.When = scores[i], holds[i]
+		if fresh {
+			r.Enter, r.Leave = r.Enter<<1, r.Leave<<1
+			if holds[i] && scores[i] > e.rule.Enter.Above {
+				r.Enter |= 1
+			}
+			if !holds[i] || scores[i] < e.rule.Leave.Below {
+				r.Leave |= 1
+			}
+			r.Rounds++
+		}
+		w.Enter = bits.OnesCount64(r.Enter & newest(e.rule.Enter.Of))
+		w.Leave = bits.OnesCount64(r.Leave & newest(e.rule.Leave.Of))
+	}
+}
+
+// newest is the mask of the last n rounds.
+func newest(n int) uint64 { return ^uint64(0) >> (64 - n) }
+
+// wish is a move that the rule, or a pin, asks for.
+type wish struct {
+	rank   int
+	to     Place
+	pinned bool
+	score  float64
+	why    string
+}
+
+// move makes the moves that the limits allow: the pinned first, then who comes back, then who goes, the worst first.
+func (e *Engine) move(s *telemetry.Snapshot, d *Decision) {
+	var wishes []wish
+	for i := range e.state.Ranks {
+		w := &d.Ranks[i]
+		pin, pinned := e.limits.Pin[i]
+		switch {
+		case pinned && pin != w.Place:
+			wishes = append(wishes, wish{i, pin, true, w.Score, fmt.Sprintf("it is pinned to the %s", pin)})
+		case pinned:
+			w.Held = "it is pinned"
+		case d.Error != "":
+		case w.Place == Switch && w.Enter >= e.rule.Enter.For:
+			wishes = append(wishes, wish{i, Server, false, w.Score, fmt.Sprintf("score %.4g above %.4g in %d of %d rounds", w.Score,
+				e.rule.Enter.Above, w.Enter, min(e.state.Ranks[i].Rounds, e.rule.Enter.Of))})
+		case w.Place == Server && w.Leave >= e.rule.Leave.For:
+			why := fmt.Sprintf("score %.4g below %.4g in %d of %d rounds", w.Score, e.rule.Leave.Below, w.Leave,
+				min(e.state.Ranks[i].Rounds, e.rule.Leave.Of))
+			if !w.When {
+				why += ", or the rule's condition did not hold"
+			}
+			wishes = append(wishes, wish{i, Switch, false, w.Score, why})
+		}
+	}
+	slices.SortStableFunc(wishes, func(a, b wish) int {
+		switch {
+		case a.pinned != b.pinned:
+			return order(a.pinned)
+		case a.to != b.to:
+			return order(a.to == Switch)
+		case a.score != b.score:
+			return order((a.score > b.score) == (a.to == Server))
+		}
+		return 0
+	})
+	for _, x := range wishes {
+		w := &d.Ranks[x.rank]
+		if w.Held = e.held(s, d, x); w.Held != "" {
+			continue
+		}
+		d.Moves = append(d.Moves, Move{x.rank, x.to, x.why})
+		if e.limits.DryRun {
+			continue
+		}
+		d.Steered ^= 1 << x.rank
+		w.Place = x.to
+		e.state.Ranks[x.rank] = RankState{Since: s.Time, Moved: true}
+		e.state.Moves = append(e.state.Moves, s.Time)
+		e.state.Moves = e.state.Moves[max(0, len(e.state.Moves)-e.limits.Moves):]
+	}
+}
+
+func order(first bool) int {
+	if first {
+		return -1
+	}
+	return 1
+}
+
+// held returns what keeps a rank where it is, empty if nothing does.
+func (e *Engine) held(s *telemetry.Snapshot, d *Decision, x wish) string {
+	r := &e.state.Ranks[x.rank]
+	steered := bits.OnesCount64(d.Steered)
+	switch {
+	case e.limits.Freeze && !x.pinned:
+		return "the policy is frozen"
+	case r.Moved && s.Time-r.Since < e.limits.Dwell.Seconds() && !x.pinned:
+		return fmt.Sprintf("it moved %.1f s ago and stays for %v", s.Time-r.Since, e.limits.Dwell)
+	case len(e.state.Moves) == e.limits.Moves && s.Time-e.state.Moves[0] < 60:
+		return fmt.Sprintf("the job has used its %d moves of a minute", e.limits.Moves)
+	case x.to == Server && len(s.Servers) == 0:
+		return "there is no server"
+	case x.to == Server && !slices.ContainsFunc(s.Servers, func(s telemetry.Server) bool { return s.Ready }):
+		return "no server is ready"
+	case x.to == Server && len(e.state.Ranks)-steered-1 < e.limits.MinCohort:
+		return fmt.Sprintf("the switch keeps at least %d ranks", e.limits.MinCohort)
+	case x.to == Server && e.limits.Steered > 0 && steered >= e.limits.Steered:
+		return fmt.Sprintf("servers sum at most %d ranks", e.limits.Steered)
+	case x.to == Switch && steered-1 < e.limits.MinSteered:
+		return fmt.Sprintf("servers keep at least %d ranks", e.limits.MinSteered)
+	case x.to == Switch && steered == len(e.state.Ranks):
+		return "a single rank is no cohort"
+	}
+	return ""
+}

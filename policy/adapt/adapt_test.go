@@ -1,0 +1,236 @@
+package adapt
+
+import (
+	"encoding/json"
+	"math"
+	"math/bits"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"xagg/policy/rules"
+	"xagg/policy/telemetry"
+)
+
+func threshold(t testing.TB) *rules.Rule {
+	t.Helper()
+	r, err := rules.Compile(rules.Spec{
+		Name: "lag", Score: "rank.lag_p50", Enter: rules.Enter{Above: 2, For: 3, Of: 5}, Leave: rules.Leave{Below: 1, For: 4, Of: 5},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// world is a job whose plan is what its engine decided.
+type world struct {
+	engine  *Engine
+	steered uint64
+	round   float64
+}
+
+// step has a round pass in which ranks have the given scores, dt seconds after the one before.
+func (w *world) step(now float64, scores ...float64) Decision {
+	w.round++
+	s := &telemetry.Snapshot{
+		Time: now, Job: telemetry.Job{Size: float64(len(scores)), Round: w.round, Rounds: w.round},
+		Servers: []telemetry.Server{{Name: "s0", Ready: true}},
+	}
+	for i, score := range scores {
+		s.Ranks = append(s.Ranks, telemetry.Rank{Rank: float64(i), LagP50: score, Steered: w.steered>>i&1 != 0})
+	}
+	d := w.engine.Step(s)
+	w.steered = d.Steered
+	return d
+}
+
+// TestReacts: a rank that becomes slow is steered within the rounds that the rule counts, and comes back likewise.
+func TestReacts(t *testing.T) {
+	w := world{engine: New(4, threshold(t), DefaultLimits())}
+	now := 0.0
+	for range 20 {
+		now++
+		if d := w.step(now, 0, 0, 0, 0); len(d.Moves) > 0 {
+			t.Fatalf("nobody is slow: %+v", d.Moves)
+		}
+	}
+	rounds := func(to uint64, scores ...float64) (n int, last Decision) {
+		for w.steered != to {
+			now++
+			if n++; n > 30 {
+				t.Fatalf("steered %#x after %d rounds, want %#x", w.steered, n, to)
+			}
+			last = w.step(now, scores...)
+		}
+		return n, last
+	}
+	n, d := rounds(1<<3, 0, 0, 0, 4)
+	if n != 3 || len(d.Moves) != 1 || d.Moves[0] != (Move{3, Server, "score 4 above 2 in 3 of 5 rounds"}) {
+		t.Errorf("steered after %d rounds: %+v", n, d.Moves)
+	}
+	for range 20 { // between the thresholds it stays
+		now++
+		if d := w.step(now, 0, 0, 0, 1.5); len(d.Moves) > 0 {
+			t.Fatalf("it stays: %+v", d.Moves)
+		}
+	}
+	if n, d = rounds(0, 0, 0, 0, 0.5); n != 4 || d.Ranks[3].Place != Switch {
+		t.Errorf("back after %d rounds: %+v", n, d)
+	}
+}
+
+// TestHeld: who may not move is told why.
+func TestHeld(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*Limits)
+		scores []float64
+		want   uint64
+		held   map[int]string
+	}{
+		{"cohort", func(l *Limits) {}, []float64{3, 4, 5}, 1 << 2, map[int]string{0: "the switch keeps at least 2 ranks", 1: "the switch keeps at least 2 ranks"}},
+		{"servers", func(l *Limits) { l.Steered = 1 }, []float64{0, 3, 4, 0}, 1 << 2, map[int]string{1: "servers sum at most 1 ranks"}},
+		{"moves", func(l *Limits) { l.Moves = 1 }, []float64{0, 3, 4, 0}, 1 << 2, map[int]string{1: "the job has used its 1 moves of a minute"}},
+		{"frozen", func(l *Limits) { l.Freeze = true }, []float64{0, 0, 4}, 0, map[int]string{2: "the policy is frozen"}},
+		{"pinned to the switch", func(l *Limits) { l.Pin = map[int]Place{2: Switch} }, []float64{0, 0, 4}, 0, map[int]string{2: "it is pinned"}},
+		{"pinned to servers", func(l *Limits) { l.Pin = map[int]Place{0: Server}; l.Freeze = true }, []float64{0, 0, 0}, 1, map[int]string{0: "it is pinned"}},
+		{"dry run", func(l *Limits) { l.DryRun = true }, []float64{0, 0, 4}, 0, nil},
+	} {
+		limits := DefaultLimits()
+		tt.change(&limits)
+		w := world{engine: New(len(tt.scores), threshold(t), limits)}
+		var d Decision
+		for i := range 4 {
+			d = w.step(float64(i), tt.scores...)
+		}
+		if w.steered != tt.want {
+			t.Errorf("%s: steered %b, want %b", tt.name, w.steered, tt.want)
+		}
+		for rank, held := range tt.held {
+			if d.Ranks[rank].Held != held {
+				t.Errorf("%s: rank %d: held %q, want %q", tt.name, rank, d.Ranks[rank].Held, held)
+			}
+		}
+		if limits.DryRun && (len(d.Moves) != 1 || !d.DryRun) {
+			t.Errorf("%s: it does not say what it would do: %+v", tt.name, d)
+		}
+	}
+}
+
+// TestBadSnapshots: what cannot be moves nobody, and is said.
+func TestBadSnapshots(t *testing.T) {
+	w := world{engine: New(2, threshold(t), DefaultLimits())}
+	w.step(5, 0, 0)
+	for want, d := range map[string]Decision{
+		"time ran back":                  w.step(4, 9, 9),
+		"rank.lag_p50 is NaN":            w.step(6, math.NaN(), 0),
+		"snapshot of 3 ranks":            w.step(7, 0, 0, 0),
+		"rank.lag_p50 is -1, want none":  w.step(8, -1, 0),
+		"rank.lag_p50 is +Inf, want a f": w.step(9, math.Inf(1), 0),
+	} {
+		if !strings.Contains(d.Error, want) || len(d.Moves) > 0 || d.Steered != 0 {
+			t.Errorf("got %+v, want %q", d, want)
+		}
+	}
+}
+
+// TestLimitsHold: whatever scores do, no limit is exceeded, and the same snapshots give the same decisions.
+func TestLimitsHold(t *testing.T) {
+	rule := threshold(t)
+	rapid.Check(t, func(t *rapid.T) {
+		ranks := rapid.IntRange(1, 8).Draw(t, "ranks")
+		limits := Limits{
+			Dwell: time.Duration(rapid.IntRange(0, 20).Draw(t, "dwell")) * time.Second, Moves: rapid.IntRange(1, 6).Draw(t, "moves"),
+			MinCohort: 2, Steered: rapid.IntRange(0, 3).Draw(t, "steered"),
+		}
+		a, b := world{engine: New(ranks, rule, limits)}, world{engine: New(ranks, rule, limits)}
+		seed := rapid.Uint64().Draw(t, "seed")
+		random := rand.New(rand.NewPCG(seed, 0))
+		noise := rapid.SampledFrom([]float64{1.5, 3, 10}).Draw(t, "noise")
+		var moves []float64
+		lastMove := map[int]float64{}
+		now := 0.0
+		for range 120 {
+			now += random.Float64() * 2
+			scores := make([]float64, ranks)
+			for i := range scores {
+				scores[i] = random.Float64() * noise
+			}
+			before := a.steered
+			d := a.step(now, scores...)
+			again := b.step(now, scores...)
+			x, _ := json.Marshal(d)
+			y, _ := json.Marshal(again)
+			if string(x) != string(y) {
+				t.Fatalf("two engines decide\n%s\n%s", x, y)
+			}
+			if d.Error != "" {
+				t.Fatal(d.Error)
+			}
+			if bits.OnesCount64(before^d.Steered) != len(d.Moves) {
+				t.Fatalf("from %b to %b by %+v", before, d.Steered, d.Moves)
+			}
+			for _, m := range d.Moves {
+				moves = append(moves, now)
+				if at, ok := lastMove[m.Rank]; ok && now-at < limits.Dwell.Seconds() {
+					t.Fatalf("rank %d moves %v s after its last move", m.Rank, now-at)
+				}
+				lastMove[m.Rank] = now
+			}
+			if n := len(moves) - limits.Moves - 1; n >= 0 && now-moves[n] < 60 {
+				t.Fatalf("%d moves within %v s", limits.Moves+1, now-moves[n])
+			}
+			if n := bits.OnesCount64(d.Steered); n > 0 && (ranks-n < 2 || limits.Steered > 0 && n > limits.Steered) {
+				t.Fatalf("%d of %d ranks steered", n, ranks)
+			}
+		}
+	})
+}
+
+func TestValidate(t *testing.T) {
+	for want, change := range map[string]func(*Limits){
+		"dwell: -1s: want 0s to 24h":                                func(l *Limits) { l.Dwell = -time.Second },
+		"moves: 0 a minute: want 1 to 600":                          func(l *Limits) { l.Moves = 0 },
+		"min_cohort: 1: want 2 to 64":                               func(l *Limits) { l.MinCohort = 1 },
+		"steered: 65: want 0 (no limit) to 64":                      func(l *Limits) { l.Steered = 65 },
+		"pin: rank 4: ranks are 0 to 3":                             func(l *Limits) { l.Pin = map[int]Place{4: Switch} },
+		`pin: rank 1: "moon" is no place`:                           func(l *Limits) { l.Pin = map[int]Place{1: "moon"} },
+		"pin: 3 of 4 ranks are pinned to servers, which leaves the": func(l *Limits) { l.Pin = map[int]Place{0: Server, 1: Server, 2: Server} },
+	} {
+		l := DefaultLimits()
+		change(&l)
+		if err := l.Validate(4); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	l := DefaultLimits()
+	if err := l.Validate(0); err != nil {
+		t.Error(err)
+	}
+}
+
+// BenchmarkThousandJobs decides for 1,000 jobs of 16 ranks each.
+func BenchmarkThousandJobs(b *testing.B) {
+	rule, err := rules.Shipped("outlier")
+	if err != nil {
+		b.Fatal(err)
+	}
+	engines := make([]*Engine, 1000)
+	for i := range engines {
+		engines[i] = New(16, rule, DefaultLimits())
+	}
+	s := &telemetry.Snapshot{Job: telemetry.Job{Size: 16, Rounds: 1, RoundP50: 0.1}, Ranks: make([]telemetry.Rank, 16)}
+	for b.Loop() {
+		s.Time++
+		s.Job.Round++
+		for _, e := range engines {
+			if d := e.Step(s); d.Error != "" {
+				b.Fatal(d.Error)
+			}
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package adapt
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"xagg/internal/strictyaml"
+	"xagg/policy"
+	"xagg/policy/rules"
+	"xagg/policy/telemetry"
+)
+
+// Config is a policy that follows what is measured: plain data, read from YAML.
+type Config struct {
+	// Rule is the name of a rule that comes with the program, or else Define is a rule of one's own.
+	Rule   string      `yaml:"rule,omitempty"`
+	Define *rules.Spec `yaml:"define,omitempty"`
+	Window int         `yaml:"window"` // rounds that percentiles are over
+	Limits `yaml:",inline"`
+}
+
+// DefaultConfig returns what holds unless a policy says otherwise.
+func DefaultConfig() Config {
+	return Config{Rule: "outlier", Window: telemetry.DefaultWindow, Limits: DefaultLimits()}
+}
+
+// Parse reads a policy from YAML. name is the file's, for errors, which begin with file, line and column.
+func Parse(name string, src []byte) (Config, error) {
+	c := DefaultConfig() // of an empty file
+	if len(strings.TrimSpace(string(src))) > 0 {
+		if err := strictyaml.Decode(name, src, &c); err != nil {
+			return c, err
+		}
+	}
+	if _, err := c.Compile(0); err != nil {
+		return c, strictyaml.Locate(name, src, policy.FieldOf(err), err)
+	}
+	return c, nil
+}
+
+// UnmarshalYAML reads a policy that is a part of something else, on top of the defaults.
+func (c *Config) UnmarshalYAML(read func(any) error) error {
+	type plain Config
+	p := plain(DefaultConfig())
+	p.Rule = ""
+	if err := read(&p); err != nil {
+		return err
+	}
+	if p.Rule == "" && p.Define == nil {
+		p.Rule = DefaultConfig().Rule
+	}
+	*c = Config(p)
+	return nil
+}
+
+// Open returns the policy that a name stands for: a file, or else a rule that comes with the program, with the default
+// limits.
+func Open(name string) (Config, error) {
+	src, err := os.ReadFile(name)
+	switch {
+	case err == nil:
+		return Parse(filepath.Base(name), src)
+	case errors.Is(err, os.ErrNotExist) && slices.Contains(rules.Names(), name):
+		c := DefaultConfig()
+		c.Rule = name
+		return c, nil
+	case errors.Is(err, os.ErrNotExist):
+		return Config{}, fmt.Errorf("open policy %q: no such file, and no rule of that name; rules are %s", name, strings.Join(rules.Names(), ", "))
+	}
+	return Config{}, fmt.Errorf("open policy: %w", err)
+}
+
+// YAML returns the policy as a file has it.
+func (c *Config) YAML() string {
+	src, err := yaml.Marshal(c)
+	if err != nil {
+		panic(err) // plain data
+	}
+	return string(src)
+}
+
+// Compile checks the policy for a job of so many ranks, 0 = of any number, and returns its rule. Its errors are of type
+// [*policy.FieldError].
+func (c *Config) Compile(ranks int) (*rules.Rule, error) {
+	fail := func(field string, err error) error { return &policy.FieldError{Field: field, Err: err} }
+	if c.Window < 1 || c.Window > telemetry.MaxWindow {
+		return nil, fail("window", fmt.Errorf("%d rounds: want 1 to %d", c.Window, telemetry.MaxWindow))
+	}
+	if err := c.Validate(ranks); err != nil {
+		return nil, err
+	}
+	switch {
+	case c.Define != nil && c.Rule != "":
+		return nil, fail("define", errors.New("a rule of one's own and the name of another do not go together; leave out one of them"))
+	case c.Define != nil:
+		r, err := rules.Compile(*c.Define)
+		if bad, ok := errors.AsType[*rules.FieldError](err); ok {
+			return nil, fail("define."+bad.Field, bad.Err)
+		}
+		return r, err
+	}
+	r, err := rules.Shipped(c.Rule)
+	if err != nil {
+		return nil, fail("rule", err)
+	}
+	return r, nil
+}
+
+// New returns the engine of a job of so many ranks.
+func (c *Config) New(ranks int) (*Engine, error) {
+	rule, err := c.Compile(ranks)
+	if err != nil {
+		return nil, err
+	}
+	return New(ranks, rule, c.Limits), nil
+}

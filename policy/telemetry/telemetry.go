@@ -1,0 +1,172 @@
+// Package telemetry turns what the data planes measured of a job into the numbers that rules decide from. It is pure:
+// reports and time in, a [Snapshot] out.
+//
+// No number is a difference between two hosts' clocks. Who came last in a chunk, and how long the others waited for it, is
+// measured by the aggregator that closed the chunk and comes with its RESULT; how long a worker computed and communicated are
+// durations on its own clock. The lag of a rank behind the first is the difference of two such durations: results come to
+// all ranks at the same time, so that who waited less for them came later by so much.
+package telemetry
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// Round is what a worker reports of one of its all-reduces.
+type Round struct {
+	Number  uint32        `json:"round"`      // of its first round in the job; rises from report to report
+	Compute time.Duration `json:"compute_ns"` // from the end of the all-reduce before; 0 where there was none, or where they overlap
+	Comm    time.Duration `json:"comm_ns"`    // from its call to its last result
+	Chunks  int           `json:"chunks"`
+	Late    int           `json:"late"`    // chunks without the rank that reports
+	Packets uint64        `json:"packets"` // sent, resends included
+	Resends uint64        `json:"resends"`
+	Behind  int           `json:"behind"` // rounds by which others were known to be ahead
+	// Last says by rank on how many chunks it was the last, and for how long all others had waited for it in the chunk where
+	// that was longest. Ranks that never were are left out.
+	Last []Last `json:"last,omitempty"`
+}
+
+// Last is a rank's part in [Round.Last].
+type Last struct {
+	Rank    int           `json:"rank"`
+	Chunks  int           `json:"chunks"`
+	Blocked time.Duration `json:"blocked_ns"`
+}
+
+// Report is what a worker has to say since its report before.
+type Report struct {
+	Rank   int     `json:"rank"`
+	Rounds []Round `json:"rounds"`
+}
+
+// Check returns what is wrong with a report of a job with so many ranks. A report that fails is to be left out whole.
+func (r *Report) Check(ranks int) error {
+	if r.Rank < 0 || r.Rank >= ranks {
+		return fmt.Errorf("check report: rank %d, want 0..%d", r.Rank, ranks-1)
+	}
+	for i := range r.Rounds {
+		if err := r.Rounds[i].check(ranks); err != nil {
+			return fmt.Errorf("check report of rank %d: round %d: %w", r.Rank, r.Rounds[i].Number, err)
+		}
+	}
+	return nil
+}
+
+// maxDuration bounds what a report may say: longer is a clock that was set, not a round.
+const maxDuration = 24 * time.Hour
+
+func (r *Round) check(ranks int) error {
+	for _, d := range []struct {
+		name string
+		d    time.Duration
+	}{{"computation", r.Compute}, {"communication", r.Comm}} {
+		if d.d < 0 || d.d > maxDuration {
+			return fmt.Errorf("%s of %v, want 0 to %v: has a clock been set?", d.name, d.d, maxDuration)
+		}
+	}
+	if r.Chunks < 0 || r.Late < 0 || r.Late > r.Chunks || r.Behind < 0 || r.Resends > r.Packets {
+		return fmt.Errorf("%d of %d chunks late, %d of %d packets resent, %d rounds behind: impossible", r.Late, r.Chunks, r.Resends,
+			r.Packets, r.Behind)
+	}
+	for _, l := range r.Last {
+		if l.Rank < 0 || l.Rank >= ranks || l.Chunks < 0 || l.Chunks > r.Chunks || l.Blocked < 0 || l.Blocked > maxDuration {
+			return fmt.Errorf("rank %d last in %d of %d chunks, waited for %v: impossible", l.Rank, l.Chunks, r.Chunks, l.Blocked)
+		}
+	}
+	return nil
+}
+
+// Snapshot is what is known at a moment. It is what rules decide from, and what traces hold. Times are seconds, shares
+// are 0..1, and every number is finite and a float64, so that rules need no conversions.
+type Snapshot struct {
+	Time    float64  `json:"time" cel:"time" doc:"seconds since the observation began, on the controller's clock; never runs back"`
+	Job     Job      `json:"job" cel:"job"`
+	Ranks   []Rank   `json:"ranks" cel:"ranks"` // by rank
+	Switch  Switch   `json:"switch" cel:"switch"`
+	Servers []Server `json:"servers" cel:"servers"`
+}
+
+// Job is what is known of a job as a whole.
+type Job struct {
+	Name    string  `json:"name" cel:"name" doc:"name of the job"`
+	Size    float64 `json:"size" cel:"size" doc:"number of ranks"`
+	Mode    string  `json:"mode" cel:"mode" doc:"consistency: sync, quorum or async"`
+	Cohort  float64 `json:"cohort" cel:"cohort" doc:"number of ranks that the switch sums"`
+	Steered float64 `json:"steered" cel:"steered" doc:"number of ranks that servers sum"`
+	Pool    float64 `json:"pool" cel:"pool" doc:"switch slots per version"`
+	Chunks  float64 `json:"chunks" cel:"chunks" doc:"chunks of a round, by the last report"`
+	Rounds  float64 `json:"rounds" cel:"rounds" doc:"rounds in the window, of the rank that has the most"`
+	Round   float64 `json:"round" cel:"round" doc:"number of the newest round that every rank has reported, as far as they are there"`
+
+	RoundP50      float64 `json:"round_p50" cel:"round_p50" unit:"s" doc:"median time of a round, computation and communication, of all ranks"`
+	CommP50       float64 `json:"comm_p50" cel:"comm_p50" unit:"s" doc:"median communication time of all ranks"`
+	ComputeP50    float64 `json:"compute_p50" cel:"compute_p50" unit:"s" doc:"median computation time of all ranks"`
+	BlockedMedian float64 `json:"blocked_median" cel:"blocked_median" unit:"s" doc:"median over ranks of blocked_p50"`
+	BlockedMAD    float64 `json:"blocked_mad" cel:"blocked_mad" unit:"s" doc:"median over ranks of the distance of blocked_p50 from blocked_median"`
+	LagMedian     float64 `json:"lag_median" cel:"lag_median" unit:"s" doc:"median over ranks of lag_p50"`
+	LagMAD        float64 `json:"lag_mad" cel:"lag_mad" unit:"s" doc:"median over ranks of the distance of lag_p50 from lag_median"`
+	RateMedian    float64 `json:"rate_median" cel:"rate_median" unit:"bytes/s" doc:"median over ranks of rate"`
+	LateShare     float64 `json:"late_share" cel:"late_share" doc:"share of chunks that ranks had results of without their own part"`
+}
+
+// Rank is what is known of a rank. Percentiles are over the window; ewma and dev are an exponentially weighted mean with
+// weight 1/8 and the mean deviation from it with weight 1/4, as RFC 6298 has them.
+type Rank struct {
+	Rank    float64 `json:"rank" cel:"rank" doc:"number of the rank"`
+	Steered bool    `json:"steered" cel:"steered" doc:"whether servers sum it, by the present plan"`
+	Rounds  float64 `json:"rounds" cel:"rounds" doc:"its rounds in the window"`
+	// Age is how long ago it reported a round; it grows while a round takes long, or when the rank is gone.
+	Age float64 `json:"age" cel:"age" unit:"s" doc:"time since its last report of a round"`
+
+	BlockedMean float64 `json:"blocked_mean" cel:"blocked_mean" unit:"s" doc:"mean, over rounds, of how long all others waited for it in a chunk where it was the last"`
+	BlockedP50  float64 `json:"blocked_p50" cel:"blocked_p50" unit:"s" doc:"median of the same"`
+	BlockedP95  float64 `json:"blocked_p95" cel:"blocked_p95" unit:"s" doc:"95th percentile of the same"`
+	BlockedP99  float64 `json:"blocked_p99" cel:"blocked_p99" unit:"s" doc:"99th percentile of the same"`
+	BlockedEWMA float64 `json:"blocked_ewma" cel:"blocked_ewma" unit:"s" doc:"weighted mean of the same"`
+	BlockedDev  float64 `json:"blocked_dev" cel:"blocked_dev" unit:"s" doc:"weighted mean deviation of the same"`
+	LagP50      float64 `json:"lag_p50" cel:"lag_p50" unit:"s" doc:"median, over rounds, of how much less it waited for results than the rank that waited longest: how much later it came"`
+	LagP95      float64 `json:"lag_p95" cel:"lag_p95" unit:"s" doc:"95th percentile of the same"`
+	LagP99      float64 `json:"lag_p99" cel:"lag_p99" unit:"s" doc:"99th percentile of the same"`
+	LagEWMA     float64 `json:"lag_ewma" cel:"lag_ewma" unit:"s" doc:"weighted mean of the same"`
+	LagDev      float64 `json:"lag_dev" cel:"lag_dev" unit:"s" doc:"weighted mean deviation of the same"`
+	LastShare   float64 `json:"last_share" cel:"last_share" doc:"share of chunks on which it was the last"`
+	ComputeP50  float64 `json:"compute_p50" cel:"compute_p50" unit:"s" doc:"median of its computation"`
+	CommP50     float64 `json:"comm_p50" cel:"comm_p50" unit:"s" doc:"median of its communication"`
+	Rate        float64 `json:"rate" cel:"rate" unit:"bytes/s" doc:"gradient bytes of a round by its median communication, less what it waited for others"`
+	ResendShare float64 `json:"resend_share" cel:"resend_share" doc:"share of its packets that were sent again"`
+	LateShare   float64 `json:"late_share" cel:"late_share" doc:"share of its chunks whose result it missed"`
+	Behind      float64 `json:"behind" cel:"behind" doc:"rounds by which others were ahead of it in its last round"`
+}
+
+// Switch is what is known of the switch.
+type Switch struct {
+	Slots     float64 `json:"slots" cel:"slots" doc:"number of slots"`
+	SlotsFree float64 `json:"slots_free" cel:"slots_free" doc:"share of slots that no job has leased"`
+}
+
+// Server is what is known of an aggregation server.
+type Server struct {
+	Name       string  `json:"name" cel:"name" doc:"its name"`
+	Ready      bool    `json:"ready" cel:"ready" doc:"whether the controller reaches it"`
+	MemoryFree float64 `json:"memory_free" cel:"memory_free" doc:"share of its memory that no job has leased"`
+}
+
+// Check returns the first number of a snapshot that no rule may be given: not finite, or beyond its range.
+func (s *Snapshot) Check() error {
+	if float64(len(s.Ranks)) != s.Job.Size {
+		return fmt.Errorf("check snapshot: %d ranks, the job has %v", len(s.Ranks), s.Job.Size)
+	}
+	for _, field := range Fields {
+		for _, v := range field.values(s) {
+			switch {
+			case math.IsNaN(v) || math.IsInf(v, 0):
+				return fmt.Errorf("check snapshot: %s is %v, want a finite number", field.Name, v)
+			case v < 0:
+				return fmt.Errorf("check snapshot: %s is %v, want none below 0", field.Name, v)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,302 @@
+package telemetry
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// DefaultWindow is the number of rounds that percentiles are over unless a policy says otherwise.
+const DefaultWindow = 32
+
+// MaxWindow is the largest number of rounds that a window may have.
+const MaxWindow = 4096
+
+// kept is how many rounds behind the newest report a round is kept for those ranks that have not reported it yet.
+const kept = 256
+
+// Window keeps the last rounds of a job's ranks. It knows nothing of plans and devices: [Window.Fill] fills in of a snapshot
+// what follows from reports.
+type Window struct {
+	size  int
+	ranks []rankWindow
+	// waits are the communication times of rounds that not all ranks have reported yet.
+	waits   map[uint32]*waits
+	begun   bool // newest and settled are known
+	newest  uint32
+	settled uint32 // every rank has reported all rounds before
+	chunks  int
+	gaps    uint64
+	counted bool   // some round was
+	present uint64 // ranks whose reports a round waits for
+}
+
+// rankWindow is what is kept of a rank.
+type rankWindow struct {
+	next    uint32 // number after that of its last round
+	at      time.Duration
+	seen    bool
+	behind  int
+	blocked series
+	lag     series
+	compute series
+	comm    series
+	last    series // share of chunks
+	late    series
+	packets series
+	resends series
+	round   series
+	// own is how long it communicated when nobody else was waited for: what its rate follows from.
+	own series
+}
+
+// waits are how long ranks waited for the results of a round.
+type waits struct {
+	comm    []time.Duration
+	have    uint64
+	blocked []time.Duration // by the rank that was waited for, as the report said that saw most of it
+	last    []int           // chunks by rank
+	chunks  int
+}
+
+// NewWindow returns an empty window of so many rounds for a job of so many ranks, 1..64.
+func NewWindow(ranks, rounds int) *Window {
+	w := &Window{size: rounds, ranks: make([]rankWindow, ranks), waits: map[uint32]*waits{}, present: allRanks(ranks)}
+	for i := range w.ranks {
+		r := &w.ranks[i]
+		for _, s := range r.all() {
+			s.size = rounds
+		}
+	}
+	return w
+}
+
+func (r *rankWindow) all() []*series {
+	return []*series{&r.blocked, &r.lag, &r.compute, &r.comm, &r.last, &r.late, &r.packets, &r.resends, &r.round, &r.own}
+}
+
+// Gaps returns how many rounds were left out because a rank never reported them, or did so too late.
+func (w *Window) Gaps() uint64 { return w.gaps }
+
+// Present says which ranks are there: nobody waits for the reports of those that are gone.
+func (w *Window) Present(ranks uint64) { w.present = ranks & allRanks(len(w.ranks)) }
+
+// Forget leaves out everything of before a change: percentiles are of rounds under one plan only.
+func (w *Window) Forget() {
+	for i := range w.ranks {
+		for _, s := range w.ranks[i].all() {
+			s.reset()
+		}
+	}
+}
+
+// Add takes a report that came at a time since the observation began. Rounds that were reported before are left out, a
+// report that is not possible whole: see [Report.Check].
+func (w *Window) Add(now time.Duration, report Report) error {
+	if err := report.Check(len(w.ranks)); err != nil {
+		return err
+	}
+	rank := &w.ranks[report.Rank]
+	for i := range report.Rounds {
+		round := &report.Rounds[i]
+		if rank.seen && int32(round.Number-rank.next) < 0 {
+			continue // told twice
+		}
+		rank.seen, rank.next, rank.at, rank.behind = true, round.Number+1, max(now, rank.at), round.Behind
+		rank.compute.add(round.Compute.Seconds())
+		rank.comm.add(round.Comm.Seconds())
+		rank.round.add((round.Compute + round.Comm).Seconds())
+		rank.late.add(share(float64(round.Late), float64(round.Chunks)))
+		rank.packets.add(float64(round.Packets))
+		rank.resends.add(float64(round.Resends))
+		w.chunks = max(round.Chunks, 1)
+		w.gather(report.Rank, round)
+	}
+	return nil
+}
+
+// gather takes a rank's report of a round together with those of the other ranks, and has the round counted when it is
+// complete.
+func (w *Window) gather(rank int, round *Round) {
+	n := round.Number
+	if !w.begun {
+		w.begun, w.newest, w.settled = true, n, n
+	}
+	if int32(n-w.newest) > 0 {
+		w.newest = n
+	}
+	if int32(n-w.settled) < 0 {
+		w.gaps++ // the others' were given up
+		return
+	}
+	x := w.waits[n]
+	if x == nil {
+		x = &waits{comm: make([]time.Duration, len(w.ranks)), blocked: make([]time.Duration, len(w.ranks)), last: make([]int, len(w.ranks))}
+		w.waits[n] = x
+	}
+	x.comm[rank], x.have = round.Comm, x.have|1<<rank
+	x.chunks = max(x.chunks, round.Chunks)
+	for _, l := range round.Last { // all ranks received the same results; who has seen them all says most
+		x.blocked[l.Rank], x.last[l.Rank] = max(x.blocked[l.Rank], l.Blocked), max(x.last[l.Rank], l.Chunks)
+	}
+	if x.have&w.present == w.present {
+		w.count(n, x)
+	}
+	for old, x := range w.waits {
+		if int32(w.newest-old) > kept {
+			w.gaps++
+			w.count(old, x) // without those who did not say anything
+		}
+	}
+}
+
+func allRanks(n int) uint64 { return 1<<uint(n) - 1 }
+
+// count puts a round into the windows of the ranks that have reported it.
+func (w *Window) count(n uint32, x *waits) {
+	delete(w.waits, n)
+	w.counted = true
+	if int32(n+1-w.settled) > 0 {
+		w.settled = n + 1
+	}
+	longest := time.Duration(0)
+	for rank := range x.comm {
+		if x.have>>rank&1 != 0 {
+			longest = max(longest, x.comm[rank])
+		}
+	}
+	for rank := range w.ranks {
+		if x.have>>rank&1 == 0 {
+			continue
+		}
+		r := &w.ranks[rank]
+		r.blocked.add(x.blocked[rank].Seconds())
+		r.last.add(share(float64(x.last[rank]), float64(x.chunks)))
+		r.lag.add((longest - x.comm[rank]).Seconds())
+		// What the last one of all waited was for nobody but itself.
+		waited := time.Duration(0)
+		for other, blocked := range x.blocked {
+			if other != rank {
+				waited = max(waited, blocked)
+			}
+		}
+		r.own.add(max(x.comm[rank]-waited, 0).Seconds())
+	}
+}
+
+// Fill fills in what reports tell of a job: everything of Ranks but Steered, and of Job what is measured. Job.Size must be
+// the window's.
+func (w *Window) Fill(s *Snapshot, now time.Duration, bytes float64) {
+	s.Time = now.Seconds()
+	s.Ranks = slices.Grow(s.Ranks[:0], len(w.ranks))
+	var round, comm, compute, blocked, lag, rate, late []float64
+	j := &s.Job
+	j.Rounds, j.Round, j.Chunks = 0, 0, float64(w.chunks)
+	for i := range w.ranks {
+		r := &w.ranks[i]
+		out := Rank{
+			Rank: float64(i), Rounds: float64(r.lag.len()), Age: now.Seconds() - r.at.Seconds(), Behind: float64(r.behind),
+			BlockedMean: r.blocked.mean(), BlockedEWMA: r.blocked.ewma, BlockedDev: r.blocked.dev,
+			LagEWMA: r.lag.ewma, LagDev: r.lag.dev,
+			LastShare: r.last.mean(), LateShare: r.late.mean(),
+			ComputeP50: r.compute.quantile(0.5), CommP50: r.comm.quantile(0.5),
+			ResendShare: share(r.resends.mean(), r.packets.mean()),
+		}
+		b, l := r.blocked.sorted(), r.lag.sorted()
+		out.BlockedP50, out.BlockedP95, out.BlockedP99 = quantile(b, 0.5), quantile(b, 0.95), quantile(b, 0.99)
+		out.LagP50, out.LagP95, out.LagP99 = quantile(l, 0.5), quantile(l, 0.95), quantile(l, 0.99)
+		out.Rate = share(bytes, r.own.quantile(0.5))
+		s.Ranks = append(s.Ranks, out)
+		j.Rounds = max(j.Rounds, out.Rounds)
+		round, comm = append(round, r.round.values...), append(comm, r.comm.values...)
+		compute, late = append(compute, r.compute.values...), append(late, r.late.values...)
+		blocked, lag, rate = append(blocked, out.BlockedP50), append(lag, out.LagP50), append(rate, out.Rate)
+	}
+	if w.counted {
+		j.Round = float64(w.settled - 1)
+	}
+	j.RoundP50, j.CommP50, j.ComputeP50 = median(round), median(comm), median(compute)
+	j.BlockedMedian, j.LagMedian, j.RateMedian = median(blocked), median(lag), median(rate)
+	j.BlockedMAD, j.LagMAD = mad(blocked, j.BlockedMedian), mad(lag, j.LagMedian)
+	sum := 0.0
+	for _, x := range late {
+		sum += x
+	}
+	j.LateShare = share(sum, float64(len(late)))
+}
+
+// series are the last values of something, at most size.
+type series struct {
+	size      int
+	values    []float64
+	at        int // of the oldest, once there are size
+	n         uint64
+	ewma, dev float64
+}
+
+func (s *series) len() int { return len(s.values) }
+
+func (s *series) reset() { *s = series{size: s.size, values: s.values[:0]} }
+
+// add takes a value. The weights are those of RFC 6298, section 2.
+func (s *series) add(x float64) {
+	if s.n == 0 {
+		s.ewma, s.dev = x, x/2
+	} else {
+		s.dev += (math.Abs(x-s.ewma) - s.dev) / 4
+		s.ewma += (x - s.ewma) / 8
+	}
+	s.n++
+	if len(s.values) < s.size {
+		s.values = append(s.values, x)
+		return
+	}
+	s.values[s.at] = x
+	s.at = (s.at + 1) % s.size
+}
+
+func (s *series) mean() float64 {
+	sum := 0.0
+	for _, x := range s.values {
+		sum += x
+	}
+	return share(sum, float64(len(s.values)))
+}
+
+func (s *series) sorted() []float64 { return slices.Sorted(slices.Values(s.values)) }
+
+func (s *series) quantile(q float64) float64 { return quantile(s.sorted(), q) }
+
+// quantile returns the smallest of sorted values that a share q of them does not exceed; 0 of none.
+func quantile(sorted []float64, q float64) float64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
+}
+
+// median returns the middle of values, or the mean of both; 0 of none.
+func median(x []float64) float64 {
+	if len(x) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(x))
+	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+}
+
+// mad returns the median distance from the middle.
+func mad(x []float64, middle float64) float64 {
+	d := make([]float64, len(x))
+	for i := range x {
+		d[i] = math.Abs(x[i] - middle)
+	}
+	return median(d)
+}
+
+// share returns a / b, and 0 where b is not positive.
+func share(a, b float64) float64 {
+	if b <= 0 {
+		return 0
+	}
+	return a / b
+}
