@@ -91,9 +91,9 @@ type Result struct {
 
 // Point is a checkpoint.
 type Point struct {
-	Step      int     `json:"step"`    // steps before it
-	Seconds   float64 `json:"seconds"` // since the first rank's first computation began
-	Loss      float64 `json:"loss"`    // on held-out samples
+	Step      int     `json:"step"`       // steps before it
+	Seconds   float64 `json:"seconds"`    // since the first rank's first computation began
+	Loss      float64 `json:"loss"`       // on held-out samples
 	TrainLoss float64 `json:"train_loss"` // on as many that are trained with
 	Accuracy  float64 `json:"accuracy"`   // on held-out samples, 0..1
 }
