@@ -2,12 +2,14 @@ package main
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"xagg/lab/scenario"
 	"xagg/policy/adapt"
 	"xagg/sim/timing"
+	"xagg/wire"
 )
 
 func newSimCommand(env *env) *cobra.Command {
@@ -16,6 +18,7 @@ func newSimCommand(env *env) *cobra.Command {
 		workers      []int
 		rounds       int
 		seed         uint64
+		hop          time.Duration
 		file, output string
 	)
 	cmd := &cobra.Command{
@@ -44,6 +47,9 @@ of --policy. How far predictions are from measurements, and what they leave out,
 				return usagef("which scenario? Name a file, such as scenarios/slow-4.yaml")
 			}
 			opts := timing.Options{Costs: timing.Lab()}
+			if opts.Costs.Hop = hop; hop < 0 || hop > time.Second {
+				return usagef("--hop %v: want 0s to 1s", hop)
+			}
 			if file != "" {
 				cfg, err := adapt.Open(file)
 				if err != nil {
@@ -100,9 +106,10 @@ of --policy. How far predictions are from measurements, and what they leave out,
 	f := cmd.Flags()
 	f.StringSliceVarP(&files, "file", "f", nil, "files with scenarios; repeatable")
 	f.StringSliceVar(&modes, "modes", names(timing.Modes()), "modes to simulate")
-	f.IntSliceVar(&workers, "workers", nil, fmt.Sprintf("numbers of ranks of each job, 2 to %d, instead of the scenario's", 64))
+	f.IntSliceVar(&workers, "workers", nil, fmt.Sprintf("numbers of ranks of each job, 2 to %d, instead of the scenario's", wire.MaxRanks))
 	f.IntVar(&rounds, "rounds", 0, "rounds of each run, without warm-up; 0 = the scenario's")
 	f.Uint64Var(&seed, "seed", 0, "of computation times and losses; 0 = the scenario's")
+	f.DurationVar(&hop, "hop", timing.Lab().Hop, "from one end of a link to the other, beside its rate: propagation, interfaces and wake-ups")
 	f.StringVar(&file, "policy", "", "policy of mode auto: a file or the name of a rule; empty = outlier")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd

@@ -2,9 +2,12 @@ package timing
 
 import "time"
 
-// Costs are how long things take beside what links' rates, queues and computation take. All are of one packet.
+// Costs are how long things take beside what links' rates, queues and computation take.
 type Costs struct {
-	// WorkerSend and WorkerReceive keep a worker busy, which does one thing at a time.
+	// Call is from when a gradient is ready to when the worker begins to send it: wake-ups, and the same of those who wait for the
+	// result. It keeps nobody busy.
+	Call time.Duration
+	// WorkerSend and WorkerReceive keep a worker busy with a packet; it does one thing at a time.
 	WorkerSend, WorkerReceive time.Duration
 	// SwitchPacket keeps the switch busy with a packet that comes, SwitchCopy with each that leaves. It has one pipeline.
 	SwitchPacket, SwitchCopy time.Duration
@@ -21,12 +24,13 @@ type Costs struct {
 // compared with.
 func Lab() Costs {
 	return Costs{
+		Call:          580 * time.Microsecond,
 		WorkerSend:    9 * time.Microsecond,
 		WorkerReceive: 9 * time.Microsecond,
 		SwitchPacket:  4700 * time.Nanosecond,
 		SwitchCopy:    1 * time.Microsecond,
 		ServerPacket:  2500 * time.Nanosecond,
-		Hop:           100 * time.Microsecond,
+		Hop:           140 * time.Microsecond,
 		Step:          2 * time.Millisecond,
 	}
 }

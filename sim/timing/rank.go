@@ -82,7 +82,7 @@ func (k *rank) begin() {
 	k.turn = turn{begin: now, compute: compute, skipped: k.behind, ready: ready, done: make([]time.Duration, len(ready)), left: len(ready)}
 	for b := range ready {
 		ready[b] += now
-		w.agenda.at(ready[b], func() {
+		w.agenda.at(ready[b]+w.costs.Call, func() {
 			k.ready = append(k.ready, b)
 			k.look()
 		})

@@ -85,7 +85,7 @@ func TestScenarios(t *testing.T) {
 
 // TestRoundTrip: a chunk alone takes what it costs on its way, packet by packet.
 func TestRoundTrip(t *testing.T) {
-	c := Costs{WorkerSend: 1e3, WorkerReceive: 2e3, SwitchPacket: 5e3, SwitchCopy: 7e3, ServerPacket: 11e3, Hop: 100e3, Step: 1}
+	c := Costs{Call: 13e3, WorkerSend: 1e3, WorkerReceive: 2e3, SwitchPacket: 5e3, SwitchCopy: 7e3, ServerPacket: 11e3, Hop: 100e3, Step: 1}
 	s := steady(3)
 	s.Jobs[0].Tensors.Sizes = []int{wire.MaxLanes}
 	// Ranks begin as they had their last results: a copy after each other. The last one's packet is in the pipeline when it comes, or
@@ -94,7 +94,7 @@ func TestRoundTrip(t *testing.T) {
 		after := 3 * c.SwitchCopy
 		return max(after+each, 4*each) - after
 	}
-	around := c.WorkerSend + c.Hop + 4*c.SwitchCopy + c.Hop + c.WorkerReceive
+	around := c.Call + c.WorkerSend + c.Hop + 4*c.SwitchCopy + c.Hop + c.WorkerReceive
 	for m, want := range map[scenario.Mode]time.Duration{
 		"switch": around + pipeline(c.SwitchPacket),
 		"server": around + pipeline(c.SwitchPacket+c.SwitchCopy) + c.Hop + c.ServerPacket + c.Hop + c.SwitchPacket,
@@ -251,7 +251,7 @@ func TestReport(t *testing.T) {
 	if err := r.WriteText(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"100.7 ms", "skipped: train of slow-4, 4 workers, in mode hybrid/quorum: job train has no quorum", "rank 3 to the server"} {
+	for _, want := range []string{"101.4 ms", "skipped: train of slow-4, 4 workers, in mode hybrid/quorum: job train has no quorum", "rank 3 to the server"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the text lacks %q:\n%s", want, &text)
 		}
