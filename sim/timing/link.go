@@ -92,13 +92,11 @@ type station struct {
 	queue []frame
 	busy  bool
 	used  time.Duration // that it was busy
-	most  int           // packets that have waited at once
 }
 
 // arrive puts a packet in the station's queue.
 func (s *station) arrive(f frame) {
 	s.queue = append(s.queue, f)
-	s.most = max(s.most, len(s.queue))
 	if !s.busy {
 		s.begin()
 	}

@@ -24,8 +24,8 @@ type Prediction struct {
 	Moves   []Move // of mode auto
 	// Switch is the share of time in which the switch was busy, Server that of the busiest server: 1 is a limit.
 	Switch, Server float64
-	// Full is how many frames found a link's queue full.
-	Full uint64
+	// Lost is how many frames links lost, Full how many found a link's queue full: of all jobs, warm-up rounds included.
+	Lost, Full uint64
 }
 
 // Move is a decision to have a rank summed elsewhere.
@@ -62,6 +62,7 @@ func (w *world) predict(j *job) Prediction {
 		p.Server = max(p.Server, v.station.used.Seconds()/all)
 	}
 	for _, h := range w.hosts[1:] {
+		p.Lost += h.up.lost + h.down.lost
 		p.Full += h.up.full + h.down.full
 	}
 	return p

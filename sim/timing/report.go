@@ -39,7 +39,8 @@ type Row struct {
 	Memory  uint64  `json:"memory"`      // bytes on servers that it has leased
 	Switch  float64 `json:"switch_busy"` // share of time
 	Server  float64 `json:"server_busy"` // share of time of the busiest
-	Full    uint64  `json:"queue_full"`  // frames that found a link's queue full
+	Lost    uint64  `json:"lost"`        // frames that links lost, of all jobs and rounds
+	Full    uint64  `json:"queue_full"`  // likewise, that found a link's queue full
 	Moves   []Shift `json:"moves,omitempty"`
 }
 
@@ -76,7 +77,7 @@ func (r *Report) Add(s *scenario.Scenario, opts Options) error {
 		row := Row{
 			Scenario: s.Name, Job: p.Job, Mode: string(opts.Mode), Workers: len(p.Comm), Comm: p.spread(p.Comm), Round: p.spread(p.Round),
 			Floor: p.spread(p.Floor).Mean, Packets: p.Packets, Resends: p.Resends, Slots: p.Slots, Memory: p.Memory,
-			Switch: p.Switch, Server: p.Server, Full: p.Full,
+			Switch: p.Switch, Server: p.Server, Lost: p.Lost, Full: p.Full,
 		}
 		if row.Floor > 0 {
 			row.OfFloor = row.Comm.Mean / row.Floor
