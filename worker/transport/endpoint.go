@@ -156,6 +156,7 @@ type Call struct {
 	rounds  int    // under way
 	done    bool
 	began   time.Duration
+	end     uint32 // number of its last round, once it is done
 	info    Info
 	lasts   []Last // by rank
 }
@@ -165,6 +166,10 @@ func (c *Call) Done() bool { return c.done }
 
 // Info describes the all-reduce once it is done.
 func (c *Call) Info() Info { return c.info }
+
+// Behind returns by how many rounds others are known to be ahead of a call that is done. Whoever has taken all that has arrived
+// knows best.
+func (e *Endpoint) Behind(c *Call) int { return int(max(0, int32(e.newest-c.end))) }
 
 // Lasts returns, by rank, for what of the all-reduce the others waited for it, once it is done.
 func (c *Call) Lasts() []Last { return c.lasts }
@@ -662,7 +667,8 @@ func (e *Endpoint) finishRound(now time.Duration) {
 		e.scaled(c)
 	case c.rounds == 0 && c.next == c.vec.len():
 		i.Duration = now - c.began
-		i.Behind = int(max(0, int32(e.newest-r.number)))
+		c.end = r.number
+		i.Behind = e.Behind(c)
 		c.done = true
 		e.done++
 		c.tensor.user = nil
