@@ -92,6 +92,7 @@ type Stats struct {
 	agg.Stats
 	Malformed uint64 // payloads received that are no packet for a worker
 	Late      uint64 // answers that were not needed any more
+	Early     uint64 // RESULTs of rounds that this worker had not begun, and took when it did
 	Wrong     uint64 // answers that were refused: another shape, a tag that does not fit, a NACK
 }
 
@@ -511,6 +512,7 @@ func (e *Endpoint) takeEarly(now time.Duration, r *round) error {
 			e.stats.Late++
 			continue
 		}
+		e.stats.Early++
 		if err := r.take(now, payload); err != nil {
 			return err
 		}
