@@ -31,8 +31,8 @@ machines; what is simulated is time. Needs no privileges, and takes a second or 
 With --workers every job of a scenario gets as many ranks as each of the numbers says. Ranks that are unlike the others stay as many,
 and a quorum goes without as many ranks as before.
 
-Mode auto is a sync job that begins in mode switch, and whose plan follows what is measured, by the policy outlier or by the one
-of --policy. How far predictions are from measurements, and what they leave out, is in docs/simulator.md.`,
+Mode auto is a sync job that begins in mode switch and whose plan follows what is measured, by the rule outlier; auto/quorum one with a
+quorum, by the rule late. --policy names another. How far predictions are from measurements, and what they leave out, is in docs/simulator.md.`,
 		Example: `  xagg sim -f scenarios/slow-4.yaml --modes switch,server,hybrid,hybrid/quorum
   xagg sim scenarios/*.yaml -o json
   xagg sim -f scenarios/slow-4.yaml --workers 2,4,8,16,32,64 --modes switch,server,hybrid`,
@@ -110,7 +110,7 @@ of --policy. How far predictions are from measurements, and what they leave out,
 	f.IntVar(&rounds, "rounds", 0, "rounds of each run, without warm-up; 0 = the scenario's")
 	f.Uint64Var(&seed, "seed", 0, "of computation times and losses; 0 = the scenario's")
 	f.DurationVar(&hop, "hop", timing.Lab().Hop, "from one end of a link to the other, beside its rate: propagation, interfaces and wake-ups")
-	f.StringVar(&file, "policy", "", "policy of mode auto: a file or the name of a rule; empty = outlier")
+	f.StringVar(&file, "policy", "", "policy of the modes auto and auto/quorum: a file or the name of a rule; empty = the mode's own")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }
