@@ -40,16 +40,7 @@ type change struct {
 }
 
 // adapt makes a job's plan follow what is measured.
-func (w *world) adapt(j *job) error {
-	cfg := w.opts.Adapt
-	if cfg == nil {
-		c := adapt.DefaultConfig()
-		c.Rule = w.opts.Mode.Rule()
-		if j.consistency.Mode == controller.ModeQuorum { // its results are made by servers
-			c.MinSteered = 1
-		}
-		cfg = &c
-	}
+func (w *world) adapt(j *job, cfg *adapt.Config) error {
 	engine, err := cfg.New(len(j.ranks))
 	if err != nil {
 		return err
@@ -76,7 +67,7 @@ func (a *auto) ended(rank int, c bucketCall) {
 	i := c.Info()
 	round := telemetry.Round{
 		Number: i.Round, Compute: c.compute, Comm: i.Duration, Chunks: i.Chunks, Late: i.Late, Packets: i.Packets, Resends: i.Resends,
-		Behind: i.Behind,
+		Behind: a.job.ranks[rank].endpoint.Behind(c.Call),
 	}
 	for other, l := range c.Lasts() {
 		if l.Chunks > 0 {

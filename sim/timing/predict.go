@@ -15,7 +15,7 @@ type Prediction struct {
 	Comm    [][]time.Duration // how long a gradient of the rank was ready whose result was not usable
 	Round   [][]time.Duration // from the beginning of the computation to the last result
 	Floor   [][]time.Duration // communication time that no way of aggregating can beat
-	Skipped [][]bool          // rounds that the rank did not compute in, because it was behind
+	Skipped [][]bool          // rounds that the rank did not compute in, because it was late for good
 	Packets uint64            // that its ranks sent, resends included
 	Resends uint64
 	Slots   int    // of the switch that it has leased

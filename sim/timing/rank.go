@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"xagg/controller"
+	"xagg/lab/loop"
 	"xagg/lab/scenario"
 	"xagg/worker/transport"
 )
@@ -29,7 +30,7 @@ type rank struct {
 
 	buckets [][]float32
 	round   int
-	behind  bool             // others are through with a round that this one has not begun
+	pace    loop.Pace
 	turn    turn             // the round under way
 	pending []bucketCall     // all-reduces under way, in their order
 	turns   []turn           // the rounds that are over
@@ -41,7 +42,8 @@ type rank struct {
 type turn struct {
 	begin       time.Duration
 	compute     time.Duration
-	skipped     bool            // it was behind, computes nothing and contributes zeros
+	skipped     bool            // it computes nothing and contributes zeros, see loop.Pace
+	late        bool            // its part is missing in some result
 	ready, done []time.Duration // by bucket
 	left        int             // buckets
 	packets     uint64
@@ -75,11 +77,11 @@ func (k *rank) start() {
 func (k *rank) begin() {
 	w, now := k.world, k.world.agenda.now
 	var compute time.Duration
-	if !k.behind {
+	if !k.pace.Skip() {
 		compute = w.compute(k.job.number, k.number, k.round)
 	}
 	ready := w.s.Ready(k.job.number, compute)
-	k.turn = turn{begin: now, compute: compute, skipped: k.behind, ready: ready, done: make([]time.Duration, len(ready)), left: len(ready)}
+	k.turn = turn{begin: now, compute: compute, skipped: k.pace.Skip(), ready: ready, done: make([]time.Duration, len(ready)), left: len(ready)}
 	for b := range ready {
 		ready[b] += now
 		w.agenda.at(ready[b]+w.costs.Call, func() {
@@ -208,10 +210,11 @@ func (k *rank) finish(now time.Duration) {
 		info := c.Info()
 		t.packets += info.Packets
 		t.resends += info.Resends
-		k.behind = info.Behind > 0 // of the last bucket: by a round at least
+		t.late = t.late || info.Late > 0
 		if t.left--; t.left > 0 {
 			continue
 		}
+		k.pace.Note(t.late, k.endpoint.Behind(c.Call)) // of the last bucket: by a round at least
 		k.turns = append(k.turns, *t)
 		if k.round++; k.round == w.s.Warmup+w.s.Rounds {
 			k.job.left--

@@ -33,7 +33,9 @@ type Row struct {
 	Round   Spread  `json:"round"`    // time of a round
 	Floor   float64 `json:"floor"`    // mean of the communication time of the ideal schedule
 	OfFloor float64 `json:"of_floor"` // mean communication time in multiples of it; 0 = there is no floor
-	Packets uint64  `json:"packets"`  // that ranks sent, resends included
+	// Missed are rounds that ranks went through without computing, because they were late for good. Times leave them out.
+	Missed  int     `json:"missed"`
+	Packets uint64  `json:"packets"` // that ranks sent, resends included
 	Resends uint64  `json:"resends"`
 	Slots   int     `json:"slots"`       // of the switch that the job has leased
 	Memory  uint64  `json:"memory"`      // bytes on servers that it has leased
@@ -78,6 +80,13 @@ func (r *Report) Add(s *scenario.Scenario, opts Options) error {
 			Scenario: s.Name, Job: p.Job, Mode: string(opts.Mode), Workers: len(p.Comm), Comm: p.spread(p.Comm), Round: p.spread(p.Round),
 			Floor: p.spread(p.Floor).Mean, Packets: p.Packets, Resends: p.Resends, Slots: p.Slots, Memory: p.Memory,
 			Switch: p.Switch, Server: p.Server, Lost: p.Lost, Full: p.Full,
+		}
+		for _, rank := range p.Skipped {
+			for _, skipped := range rank {
+				if skipped {
+					row.Missed++
+				}
+			}
 		}
 		if row.Floor > 0 {
 			row.OfFloor = row.Comm.Mean / row.Floor

@@ -7,6 +7,7 @@ import (
 
 	"xagg/agg"
 	"xagg/controller"
+	"xagg/lab/reducer"
 	"xagg/lab/scenario"
 	"xagg/policy"
 	"xagg/policy/adapt"
@@ -196,18 +197,23 @@ func (w *world) create(j *job, free *int) error {
 	j.consistency = w.s.Consistency(j.number, mode)
 	j.rounds = uint32(j.consistency.ServerRounds(j.spec.Depth))
 	j.chunks = uint32((w.s.MaxElems(j.number, mode) + wire.MaxLanes - 1) / wire.MaxLanes)
-	rule := policy.Static{Mode: mode.Policy(), Pool: j.spec.Pool}
-	if rule.Mode == policy.ModeHybrid {
-		rule.Steer = w.s.Steered(j.number)
+	req := reducer.JobRequest(w.s, j.number, mode)
+	rule := policy.Static{Mode: policy.Mode(req.Policy.Mode), Pool: int(req.Policy.Pool)}
+	for _, rank := range req.Policy.Steer {
+		rule.Steer = append(rule.Steer, int(rank))
 	}
-	if mode.Rule() != "" {
-		if rule.Mode == policy.ModeHybrid { // nothing is known of the scenario
-			rule.Steer = []int{0}
-		}
-		if rule.Pool == 0 {
+	if req.Adapt != "" {
+		if rule.Pool == 0 { // it has to do for every plan that may come
 			rule.Pool = policy.SteerablePool(len(j.ranks))
 		}
-		if err := w.adapt(j); err != nil {
+		cfg, err := adapt.Parse("adapt", []byte(req.Adapt))
+		if err != nil {
+			return err
+		}
+		if w.opts.Adapt != nil {
+			cfg = *w.opts.Adapt
+		}
+		if err := w.adapt(j, &cfg); err != nil {
 			return err
 		}
 	}
