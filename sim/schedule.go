@@ -20,6 +20,7 @@ type Schedule struct {
 	Pool      uint32  `yaml:"pool"`            // the workers'; a power of two
 	MaxChunks int     `yaml:"max_chunks"`      // of a round
 	Depth     int     `yaml:"depth,omitempty"` // rounds that a worker may have under way; 0 = 1
+	Ahead     int     `yaml:"ahead,omitempty"` // all-reduces that a worker may have under way; 0 = 1
 	Epoch     uint16  `yaml:"epoch"`           // of the first plan
 	Jobs      int     `yaml:"jobs"`            // one after the other, with the same plans on the same slots
 	Vectors   []Work  `yaml:"vectors"`         // what a job all-reduces
@@ -293,13 +294,15 @@ func Random(seed uint64) *Schedule {
 				s.Plans[i].Servers = rng.Perm(s.Servers)[:1+rng.IntN(s.Servers)]
 			}
 		}
-		if chance(0.6) {
+		if chance(0.5) {
 			for range rng.IntN(8) {
 				s.Vectors = append(s.Vectors, s.Vectors[rng.IntN(len(s.Vectors))])
 			}
-			for i := range s.Vectors {
-				s.Vectors[i].Tensor = rng.IntN(3)
-			}
+		}
+		for i := range s.Vectors {
+			s.Vectors[i].Tensor = rng.IntN(3)
+		}
+		if chance(0.6) {
 			within := []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, time.Second}[rng.IntN(3)]
 			for range 1 + rng.IntN(5) {
 				d := Death{Rank: rng.IntN(s.Workers), At: upTo(within)}
@@ -308,5 +311,6 @@ func Random(seed uint64) *Schedule {
 			}
 		}
 	}
+	s.Ahead = 1 + rng.IntN(4)
 	return s
 }

@@ -146,7 +146,7 @@ func TestCoverage(t *testing.T) {
 		reasons                                               [wire.NumReasons]int
 		losses, overflows, damaged, errors, changes, restarts int
 		recoveries, handed, partial, quorumLost               int
-		deaths, returns, rejoined                             int
+		deaths, returns, rejoined, together                   int
 	)
 	for seed := range uint64(300) {
 		s := Random(seed)
@@ -163,7 +163,7 @@ func TestCoverage(t *testing.T) {
 			changes += len(r.Epochs) - 1
 		}
 		recoveries, handed = recoveries+r.Recoveries, handed+r.HandedOver
-		partial += r.Partial
+		partial, together = partial+r.Partial, together+r.Together
 		deaths, returns, rejoined = deaths+r.Deaths, returns+r.Returns, rejoined+r.Rejoined
 		if s.Quorum != nil {
 			quorumLost += r.Recoveries
@@ -176,7 +176,7 @@ func TestCoverage(t *testing.T) {
 		"losses": losses, "full queues": overflows, "damaged packets": damaged, "errors": errors, "changes of plan": changes,
 		"jobs after a crash": restarts, "recoveries": recoveries, "results handed over": handed,
 		"chunks without all ranks": partial, "recoveries of quorum jobs": quorumLost,
-		"deaths in quorum jobs": deaths, "workers that came back": returns, "chunks that they gave to at once": rejoined, "late contributions": reasons[wire.ReasonLate],
+		"several all-reduces of a worker": together, "deaths in quorum jobs": deaths, "workers that came back": returns, "chunks that they gave to at once": rejoined, "late contributions": reasons[wire.ReasonLate],
 		"summed": reasons[wire.ReasonNone], "duplicates": reasons[wire.ReasonDuplicate],
 		"steered": reasons[wire.ReasonSteered], "forwarded": reasons[wire.ReasonForwarded],
 		"stale": reasons[wire.ReasonStale], "late for their epoch": reasons[wire.ReasonEpoch],
