@@ -443,6 +443,42 @@ func TestQuorumGoesOn(t *testing.T) {
 	}
 }
 
+// TestReturnWaits: a rank is not let in while the all-reduce under way has more rounds to come than servers keep.
+func TestReturnWaits(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	job := r.quorumOfThree()
+	stations := r.serveAll(job, nil)
+	boundary := func(rounds uint32) {
+		for _, s := range stations[:2] {
+			s.mu.Lock()
+			s.req.Next, s.req.Boundary, s.req.Seq, s.req.AllReduces, s.req.Rounds = 1, rounds, 1, 1, nil
+			for round := range rounds {
+				s.hold(0b011, round, 1)
+			}
+			s.mu.Unlock()
+		}
+	}
+	boundary(8) // and one more that the rank would begin
+	stations[2].cancel()
+	r.until("rank 2 is gone", func() bool { return r.job("q").Gone == 0b100 })
+	back := r.join("q", 2, "d")
+	for _, reply := range r.replies(stations[:2]) {
+		if reply.Epoch != 2 || len(reply.Returns) != 0 {
+			t.Errorf("resumes with %v", reply)
+		}
+	}
+	boundary(7)
+	if ready := back.ready(); ready.Epoch != 3 || ready.Round != 7 || ready.AllReduces != 1 {
+		t.Errorf("rank 2 comes back with %v", ready)
+	}
+	for _, reply := range r.replies(stations[:2]) {
+		if reply.Epoch != 3 || !slices.Equal(reply.Returns, []uint64{1}) {
+			t.Errorf("resumes with %v", reply)
+		}
+	}
+}
+
 // TestQuorumRecoversWithoutTheDead: a rank that dies during a recovery is left out of it.
 func TestQuorumRecoversWithoutTheDead(t *testing.T) {
 	r := newRoom(t, testConfig(), nil)

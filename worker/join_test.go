@@ -135,9 +135,12 @@ func TestJoinCancel(t *testing.T) {
 
 // TestJoinRequest: the controller learns where the worker is and what it plans.
 func TestJoinRequest(t *testing.T) {
-	var got *api.JoinRequest
+	first := make(chan *api.JoinRequest, 1)
 	client := serve(t, &scripted{join: func(req *api.JoinRequest, stream grpc.ServerStreamingServer[api.JoinEvent]) error {
-		got = req
+		select {
+		case first <- req:
+		default: // it looks for the controller again
+		}
 		return sendReady(stream, goodReady())
 	}})
 	w, err := worker.Join(t.Context(), client, worker.Config{Job: "train", Rank: 1, Link: newClosing(), Plan: "float32 3x100"})
@@ -146,7 +149,7 @@ func TestJoinRequest(t *testing.T) {
 	}
 	defer w.Close()
 	want := &api.JoinRequest{Job: "train", Rank: 1, Ip: "10.77.0.2", UdpPort: 19860, Digest: "xagg/1 lanes=256 margin=3 float32 3x100"}
-	if !proto.Equal(got, want) {
+	if got := <-first; !proto.Equal(got, want) {
 		t.Errorf("request %v, want %v", got, want)
 	}
 	if w.Rank() != 1 || w.Ranks() != 2 {

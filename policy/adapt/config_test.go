@@ -40,7 +40,7 @@ func TestParse(t *testing.T) {
 
 func TestParseBad(t *testing.T) {
 	for src, want := range map[string]string{
-		"rule: moon":                    `p.yaml:1:7: rule: find rule "moon": want one of bandwidth, loss`,
+		"rule: moon":                    `p.yaml:1:7: rule: find rule "moon": want one of bandwidth, late, loss`,
 		"rules: moon":                   `p.yaml:1:1: unknown field "rules"`,
 		"window: 0":                     "p.yaml:1:9: window: 0 rounds: want 1 to 4096",
 		"dwell: 5":                      "p.yaml:1:8: ",

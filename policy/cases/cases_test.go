@@ -8,13 +8,14 @@ import (
 	"testing"
 
 	"xagg/policy/adapt"
+	"xagg/policy/rules"
 )
 
 // TestFiles runs the tests of the rules that come with the program.
 func TestFiles(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.yaml")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("%d files, %v", len(files), err)
+	if err != nil || len(files) != len(rules.Names()) {
+		t.Fatalf("%d files, %v; want one for each of %v", len(files), err, rules.Names())
 	}
 	for _, file := range files {
 		src, err := os.ReadFile(file)

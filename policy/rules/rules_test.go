@@ -13,7 +13,7 @@ func snapshot() *telemetry.Snapshot {
 		Job:  telemetry.Job{Name: "train", Size: 4, Cohort: 4, RoundP50: 0.1, LagMedian: 0.001, LagMAD: 0.0005, RateMedian: 1e6},
 		Ranks: []telemetry.Rank{
 			{Rank: 0, Rate: 1e6, LagP50: 0.001}, {Rank: 1, Rate: 1e6, LagP50: 0.0005}, {Rank: 2, Rate: 1e6},
-			{Rank: 3, Rate: 2.5e5, LagP50: 0.08, BlockedP50: 0.07, BlockedP95: 0.09, ResendShare: 0.03},
+			{Rank: 3, Rate: 2.5e5, LagP50: 0.08, BlockedP50: 0.07, BlockedP95: 0.09, ResendShare: 0.03, LateShare: 0.9},
 		},
 		Switch: telemetry.Switch{Slots: 4096, SlotsFree: 0.05},
 	}

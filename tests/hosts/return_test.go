@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"xagg/tests/require"
 	"xagg/wire"
 	"xagg/worker/grads"
 	"xagg/worker/replay"
@@ -38,7 +39,14 @@ func (p *process) lines(t *testing.T) (lines []replay.Line) {
 // it goes on with the all-reduce that they are at, and gives to it. All that anybody was told is the same, and is the sum
 // of what the contributors of each chunk had to give to that very all-reduce.
 func TestRankReturns(t *testing.T) {
-	v := newVictims(t, false)
+	t.Run("engine", func(t *testing.T) { testRankReturns(t, newVictims(t, false)) })
+	t.Run("simple_switch_grpc", func(t *testing.T) {
+		require.Have(t, require.BMv2)
+		testRankReturns(t, newVictims(t, true))
+	})
+}
+
+func testRankReturns(t *testing.T, v *victims) {
 	const buckets, rounds, spec = 4, 150, "synthetic:5000"
 	for _, command := range []string{
 		"job remove train",
