@@ -79,22 +79,29 @@ func (w *world) transmit(node int, arrival kind, frame []byte) {
 		waiting = int((l.busy - w.now) / l.Gap)
 	}
 	if waiting >= l.Queue {
-		w.tell("lost in a full queue", node, arrival, frame)
 		w.report.Overflows++
-		w.free = append(w.free, frame)
+		w.lost("lost in a full queue", node, arrival, frame)
 		return
 	}
 	l.busy += l.Gap
 	if w.chance(l.Drop) {
-		w.tell("lost", node, arrival, frame)
 		w.report.Losses++
-		w.free = append(w.free, frame)
+		w.lost("lost", node, arrival, frame)
 		return
 	}
 	if w.chance(l.Duplicate) {
 		w.fly(l, node, arrival, append(w.buffer(), frame...))
 	}
 	w.fly(l, node, arrival, frame)
+}
+
+// lost is a frame's end.
+func (w *world) lost(how string, node int, arrival kind, frame []byte) {
+	w.tell(how, node, arrival, frame)
+	if w.running != nil && arrival == atSwitch && node >= w.s.Workers {
+		w.unseen++
+	}
+	w.free = append(w.free, frame)
 }
 
 // spoil lets a test change a frame.
@@ -206,8 +213,14 @@ func (w *world) atServer(s int, frame []byte) {
 	}
 	w.tell("at the server", w.s.Workers+s, atHost, frame)
 	w.lanes(p)
+	question := p.Header
 	out := w.servers[s].Handle(w.clock(s+1), p)
 	w.refused(out.Reason, p)
+	if out.Reason == wire.ReasonNone && question.Flags&wire.FlagAsync != 0 {
+		if err := w.running.add(&question); err != nil {
+			w.failf("%v", err)
+		}
+	}
 	dst := service
 	switch out.Dest {
 	case agg.Nowhere:

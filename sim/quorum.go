@@ -59,11 +59,11 @@ func (l *ledger) gave(rank, work int) []int32 {
 	if given, ok := l.given[at]; ok {
 		return given
 	}
-	given := make([]int32, l.w.s.Vectors[work].Lanes)
+	given := make([]int32, l.w.works[work].Lanes)
 	for i := range given {
 		given[i] = l.w.int(work, rank, i)
 	}
-	key := l.w.s.key(work)
+	key := l.w.works[work].key()
 	for i, v := range l.residual[rank][key] {
 		given[i] += v
 	}
@@ -100,11 +100,11 @@ func (l *ledger) comesBack(rank, work int) {
 // keep for the next, by what their endpoints say. Of a process that died nothing is known but what results have of it.
 func (l *ledger) balance() error {
 	over := map[string][]int32{} // by key: what results have and ranks keep beyond what was given
-	for work := range l.w.s.Vectors {
-		over[l.w.s.key(work)] = make([]int32, l.w.s.Vectors[work].Lanes)
+	for work := range l.w.works {
+		over[l.w.works[work].key()] = make([]int32, l.w.works[work].Lanes)
 	}
 	for _, o := range l.results {
-		sum := over[l.w.s.key(o.work)][o.offset:]
+		sum := over[l.w.works[o.work].key()][o.offset:]
 		for i, v := range o.sum {
 			sum[i] += v
 		}
@@ -125,8 +125,8 @@ func (l *ledger) balance() error {
 		if k.dead {
 			continue
 		}
-		for work := k.first; work < len(l.w.s.Vectors); work++ {
-			values := over[l.w.s.key(work)]
+		for work := k.first; work < len(l.w.works); work++ {
+			values := over[l.w.works[work].key()]
 			for i := range values {
 				values[i] -= l.w.int(work, k.rank, i)
 			}

@@ -51,6 +51,10 @@ func (w *world) lose(l *Loss) {
 	if w.ended {
 		return // the next job installs its plan as if nothing had been
 	}
+	if w.s.Async != nil {
+		w.loseAsync(l)
+		return
+	}
 	w.recover()
 }
 

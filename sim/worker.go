@@ -24,7 +24,8 @@ type worker struct {
 
 	wake   time.Duration // planned; zero = never
 	opened map[uint32]bool
-	base   uint32 // the first seq since the last recovery: everything before it was answered
+	asked  map[question]uint32 // async: the seq of each
+	base   uint32              // the first seq since the last recovery: everything before it was answered
 	dead   bool
 	round  uint32 // that it began with, and
 	first  int    // the index of the all-reduce
@@ -39,6 +40,24 @@ type call struct {
 	began  time.Duration
 }
 
+// question is what in an async job an answer has in common with its question, which has another seq.
+type question struct {
+	async        bool
+	round, chunk uint32
+}
+
+// seq returns the seq of the question that an answer is for.
+func (k *worker) seq(h *wire.Header) uint32 {
+	if k.asked == nil {
+		return h.Seq
+	}
+	return k.asked[questionOf(h)]
+}
+
+func questionOf(h *wire.Header) question {
+	return question{h.Flags&wire.FlagAsync != 0, h.Round, h.Chunk}
+}
+
 // newWorker returns a rank's process. The configuration says where one begins that came back.
 func (w *world) newWorker(rank, life int, cfg transport.Config) *worker {
 	first := int(cfg.AllReduces)
@@ -50,6 +69,10 @@ func (w *world) newWorker(rank, life int, cfg transport.Config) *worker {
 	cfg.Job, cfg.Epoch, cfg.Rank, cfg.Ranks = w.jobID(), w.controller.epoch, rank, w.s.Workers
 	cfg.Pool, cfg.MaxChunks, cfg.Depth = w.s.Pool, w.s.MaxChunks, w.s.Depth
 	cfg.Quorum, cfg.Wait, cfg.Rounds = w.s.quorum().Ranks, w.s.quorum().Wait, int(w.s.serverRounds())
+	if w.s.Async != nil {
+		cfg.Async, cfg.Staleness = true, w.s.Async.Staleness
+		k.asked = map[question]uint32{}
+	}
 	cfg.Observe = func(round transport.Round) { w.observe(k, &round) }
 	k.endpoint = transport.New(cfg)
 	return k
@@ -57,7 +80,7 @@ func (w *world) newWorker(rank, life int, cfg transport.Config) *worker {
 
 // computes has a worker begin its next all-reduce when it has computed, unless it has as many under way as it may.
 func (w *world) computes(k *worker) {
-	if k.computing || k.next == len(w.s.Vectors) || len(k.calls) >= max(1, w.s.Ahead) {
+	if k.computing || k.next == len(w.works) || len(k.calls) >= max(1, w.s.Ahead) {
 		return
 	}
 	k.computing = true
@@ -83,7 +106,7 @@ func (w *world) newCall() *call {
 func (w *world) begin(k *worker) {
 	k.computing = false
 	work := k.next
-	v := w.s.Vectors[work]
+	v := &w.works[work]
 	w.notef("rank %d begins all-reduce %d", k.rank, work)
 	if work == len(w.begun) {
 		w.begun = append(w.begun, w.now)
@@ -96,6 +119,8 @@ func (w *world) begin(k *worker) {
 	}
 	if w.ledger != nil {
 		w.ledger.begins(k.rank, work)
+	}
+	if w.ledger != nil || w.running != nil {
 		c.told = slices.Grow(c.told[:0], v.Lanes)[:v.Lanes]
 	}
 	var err error
@@ -104,13 +129,13 @@ func (w *world) begin(k *worker) {
 		for i := range c.floats {
 			c.floats[i] = w.float(work, k.rank, i)
 		}
-		c.Call, err = k.endpoint.Begin(w.now, w.s.key(work), c.floats)
+		c.Call, err = k.endpoint.Begin(w.now, v.key(), c.floats)
 	} else {
 		c.ints = slices.Grow(c.ints[:0], v.Lanes)[:v.Lanes]
 		for i := range c.ints {
 			c.ints[i] = w.int(work, k.rank, i)
 		}
-		c.Call, err = k.endpoint.BeginInt32(w.now, w.s.key(work), c.ints)
+		c.Call, err = k.endpoint.BeginInt32(w.now, v.key(), c.ints)
 	}
 	if err != nil {
 		w.failf("rank %d: %v", k.rank, err)
@@ -179,6 +204,9 @@ func (w *world) checkSend(k *worker, payload []byte) {
 		w.failf("rank %d runs round %d under epoch %d, another under %d", k.rank, h.Round, h.Epoch, e)
 	}
 	w.epochs[h.Round] = h.Epoch
+	if k.asked != nil {
+		k.asked[questionOf(&h)] = h.Seq
+	}
 	if h.Seq-k.base >= w.s.Pool && !k.opened[h.Seq-w.s.Pool] {
 		w.failf("rank %d sends seq %d before seq %d was answered: the pool is %d", k.rank, h.Seq, h.Seq-w.s.Pool, w.s.Pool)
 	}
@@ -198,7 +226,7 @@ func (w *world) atWorker(k *worker, frame []byte) {
 	var h wire.Header
 	if wire.DecodeHeader(payload, &h) == nil && h.Job == w.jobID() &&
 		(h.Type == wire.TypeResult || h.Type == wire.TypeAck && h.Contributors>>k.rank&1 != 0) {
-		k.opened[h.Seq] = true
+		k.opened[k.seq(&h)] = true
 	}
 	if err := k.endpoint.Take(w.now, payload); err != nil {
 		w.error(k, err)
@@ -218,7 +246,7 @@ func (w *world) finish(k *worker) {
 	if w.behind(k.work) == 0 {
 		w.report.Rounds = append(w.report.Rounds, w.now-w.begun[k.work-1])
 	}
-	if k.work < len(w.s.Vectors) {
+	if k.work < len(w.works) {
 		w.computes(k)
 		return
 	}
@@ -239,10 +267,10 @@ func (w *world) behind(work int) (n int) {
 func (w *world) observe(k *worker, r *transport.Round) {
 	w.report.Epochs[r.Epoch] = true
 	work := k.seen
-	v := &w.s.Vectors[work]
-	if r.Key != w.s.key(work) || !r.Scout && r.Offset+len(r.Sum) > v.Lanes {
+	v := &w.works[work]
+	if r.Key != v.key() || r.Modular == v.Float || !r.Scout && r.Offset+len(r.Sum) > v.Lanes {
 		w.failf("rank %d: round %d is of %q, lanes %d to %d, and all-reduce %d is under way, of %q and %d lanes", k.rank, r.Number, r.Key,
-			r.Offset, r.Offset+len(r.Sum), work, w.s.key(work), v.Lanes)
+			r.Offset, r.Offset+len(r.Sum), work, v.key(), v.Lanes)
 		return
 	}
 	if !r.Scout && r.Offset+len(r.Sum) == v.Lanes {
@@ -263,6 +291,13 @@ func (w *world) observe(k *worker, r *transport.Round) {
 		}
 		return
 	}
+	if r.Async {
+		if err := w.running.take(k.rank, work, r); err != nil {
+			w.failf("rank %d: round %d of vector %d: %v", k.rank, r.Number, work, err)
+		}
+		copy(k.calls[work-k.work].told, r.Sum)
+		return
+	}
 	if r.Mask != w.s.all() {
 		w.failf("rank %d: round %d has mask %#x", k.rank, r.Number, r.Mask)
 	}
@@ -278,14 +313,11 @@ func (w *world) checkValues(k *worker, c *call) {
 	if info.Clipped != 0 {
 		w.failf("rank %d has clipped %d values", k.rank, info.Clipped)
 	}
-	if w.ledger != nil {
-		if i := difference(c.ints, c.told); i >= 0 {
-			w.failf("rank %d: value %d of vector %d is %d, the observer saw %d", k.rank, i, k.work, c.ints[i], c.told[i])
-		}
-		return
+	want := c.told
+	if w.ledger == nil && w.running == nil {
+		want = w.sum(k.work, info.Exponent)
 	}
-	want := w.sum(k.work, info.Exponent)
-	if !w.s.Vectors[k.work].Float {
+	if !w.works[k.work].Float {
 		if i := difference(c.ints, want); i >= 0 {
 			w.failf("rank %d: value %d of vector %d is %d, want %d", k.rank, i, k.work, c.ints[i], want[i])
 		}
