@@ -41,8 +41,30 @@ demo-mininet: build ## run the demo in Mininet (needs root and Debian's mininet)
 doctor: build ## say what this machine has and how to get the rest
 	./build/xagg doctor
 
+# compare runs scenarios in modes and makes the report, also when a run has failed or was interrupted.
+compare = mkdir -p build/bench; status=0; \
+	./build/xagg bench run $(1) --force --out build/bench/$(2).jsonl || status=$$?; \
+	./build/xagg bench report build/bench/$(2).jsonl -o html --out build/bench/$(2).html; \
+	./build/xagg bench report build/bench/$(2).jsonl -o markdown --out build/bench/$(2).md; \
+	echo "the report is build/bench/$(2).html, and build/bench/$(2).md"; exit $$status
+
+SCENARIOS ?= $(addprefix scenarios/,$(addsuffix .yaml,homogeneous slow-2 slow-4 link-25 jitter))
+REPEAT ?= 5
+
 .PHONY: bench
-bench: ## run all benchmarks
+bench: build ## compare ways of aggregating: five scenarios, six modes, ten minutes (needs root)
+	$(call compare,$(SCENARIOS) --repeat $(REPEAT),bench)
+
+.PHONY: bench-full
+bench-full: build ## compare all ways of aggregating in all scenarios (needs root)
+	$(call compare,scenarios/*.yaml --modes all --repeat $(REPEAT),bench-full)
+
+.PHONY: bench-mininet
+bench-mininet: build ## the same five in Mininet, with each switch that is there (needs root and Debian's mininet)
+	/usr/bin/python3 bmv2/mininet/bench.py $(SCENARIOS) -- --repeat $(REPEAT)
+
+.PHONY: microbench
+microbench: ## run all benchmarks of the code
 	go test -run '^$$' -bench . ./...
 
 .PHONY: ci

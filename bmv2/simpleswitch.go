@@ -260,6 +260,9 @@ func (s *SimpleSwitch) diagnose() error {
 // Name implements [Target].
 func (s *SimpleSwitch) Name() string { return SimpleSwitchBinary }
 
+// PID returns the process's number.
+func (s *SimpleSwitch) PID() int { return s.cmd.Process.Pid }
+
 // GRPCAddr implements [Target].
 func (s *SimpleSwitch) GRPCAddr() string { return s.addr }
 

@@ -316,7 +316,7 @@ func missingOptions(help string, options []string) []string {
 }
 
 func mininet(ctx context.Context, m Machine) Check {
-	const cure = "needed only for make demo-mininet: apt-get install mininet"
+	const cure = "needed only for make demo-mininet and bench-mininet: apt-get install mininet"
 	// The distribution's package serves the distribution's Python, which need not be the first on PATH.
 	v, err := version(ctx, m, `(\d+\.\d+\S*)`, "/usr/bin/python3", "-c", "import mininet.net; print(mininet.net.VERSION)")
 	if err != nil {
@@ -324,6 +324,32 @@ func mininet(ctx context.Context, m Machine) Check {
 	}
 	if _, err := version(ctx, m, `(\d+\.\d+\S*)`, "mn", "--version"); err != nil {
 		return warn(cure, "mn: %v", err)
+	}
+	return ok("%s", v)
+}
+
+// metadata asks for the version of a module of the distribution's Python without loading it, which takes long for some.
+func metadata(ctx context.Context, m Machine, module string) (string, error) {
+	return version(ctx, m, `(\d+\.\d+\S*)`, "/usr/bin/python3", "-c", "import importlib.metadata as m; print(m.version('"+module+"'))")
+}
+
+func gloo(ctx context.Context, m Machine) Check {
+	const cure = "needed only to compare with Gloo: apt-get install python3-torch"
+	v, err := metadata(ctx, m, "torch")
+	if err != nil {
+		return warn(cure, "module torch for /usr/bin/python3: %v", err)
+	}
+	return ok("in torch %s", v)
+}
+
+func mpi(ctx context.Context, m Machine) Check {
+	const cure = "needed only to compare with Open MPI: apt-get install openmpi-bin python3-mpi4py"
+	v, err := version(ctx, m, `\((?:OpenRTE|Open MPI)\) (\d+\.\d+\S*)`, "mpirun.openmpi", "--version")
+	if err != nil {
+		return warn(cure, "mpirun.openmpi: %v", err)
+	}
+	if _, err := metadata(ctx, m, "mpi4py"); err != nil {
+		return warn(cure, "module mpi4py for /usr/bin/python3: %v", err)
 	}
 	return ok("%s", v)
 }

@@ -126,6 +126,8 @@ var checks = []struct {
 	{"p4c", p4c},
 	{"simple_switch_grpc", simpleSwitch},
 	{"Mininet", mininet},
+	{"Gloo", gloo},
+	{"Open MPI", mpi},
 	{"qemu", qemu},
 }
 

@@ -98,8 +98,11 @@ func with(says map[string]string) Machine {
 		"simple_switch_grpc --version": "1.15.5",
 		"simple_switch_grpc --help":    bmv2Helps,
 		"mn --version":                 "2.3.0",
-		"/usr/bin/python3 -c import mininet.net; print(mininet.net.VERSION)": "2.3.0",
-		"qemu-system-x86_64 --version":                                       qemuSays,
+		"/usr/bin/python3 -c import mininet.net; print(mininet.net.VERSION)":             "2.3.0",
+		"qemu-system-x86_64 --version":                                                   qemuSays,
+		"/usr/bin/python3 -c import importlib.metadata as m; print(m.version('torch'))":  "1.13.0a0+gitunknown",
+		"/usr/bin/python3 -c import importlib.metadata as m; print(m.version('mpi4py'))": "3.1.4",
+		"mpirun.openmpi --version":                                                       "mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/",
 	}
 	for command, said := range says {
 		all[command] = said
@@ -221,6 +224,13 @@ func TestIncompleteMachines(t *testing.T) {
 		{"Mininet", with(map[string]string{
 			"/usr/bin/python3 -c import mininet.net; print(mininet.net.VERSION)": "fails: ModuleNotFoundError: No module named 'mininet'",
 		}), Warn, "No module named 'mininet'", "apt-get install mininet"},
+		{"Gloo", with(map[string]string{
+			"/usr/bin/python3 -c import importlib.metadata as m; print(m.version('torch'))": "fails: PackageNotFoundError: torch",
+		}), Warn, "PackageNotFoundError: torch", "apt-get install python3-torch"},
+		{"Open MPI", with(map[string]string{"mpirun.openmpi --version": "absent"}), Warn, "mpirun.openmpi: not installed", "openmpi-bin"},
+		{"Open MPI", with(map[string]string{
+			"/usr/bin/python3 -c import importlib.metadata as m; print(m.version('mpi4py'))": "fails: PackageNotFoundError: mpi4py",
+		}), Warn, "PackageNotFoundError: mpi4py", "python3-mpi4py"},
 		{"qemu", with(map[string]string{"qemu-system-x86_64 --version": "absent"}), Warn, "not installed", "qemu-system-x86"},
 	} {
 		t.Run(c.check+"/"+c.detail, func(t *testing.T) {

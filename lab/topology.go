@@ -1,5 +1,5 @@
 // Package lab makes experiments: hosts and links, in network namespaces (package netns), in Mininet or in one process
-// (package memory), and the demo that runs on them (package demo).
+// (package memory), the processes on them (package testbed), and the demo (package demo).
 package lab
 
 import (

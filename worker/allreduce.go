@@ -71,9 +71,13 @@ type Pending struct {
 	deadline time.Time
 	done     chan struct{} // closed when info and err are there
 	compute  time.Duration // since the all-reduce before; 0 = it was under way still
+	ended    time.Time
 	info     Info
 	err      error
 }
+
+// Ended returns when the all-reduce ended, be it with a result or with an error. It may be called once Wait has said which.
+func (p *Pending) Ended() time.Time { return p.ended }
 
 // Wait waits for the all-reduce, and returns what [Worker.AllReduce] would. When ctx is done before, it returns ctx's
 // error, and the all-reduce goes on.
@@ -190,7 +194,7 @@ func (w *Worker) step(received int, linkErr error) (until time.Time, err error) 
 	for len(w.pending) > 0 && w.pending[0].call.Done() {
 		p := w.pending[0]
 		w.pending = w.pending[:copy(w.pending, w.pending[1:])]
-		p.info = p.call.Info()
+		p.info, p.ended = p.call.Info(), time.Now()
 		w.reports.round(p)
 		close(p.done)
 	}
@@ -275,7 +279,7 @@ func (w *Worker) fail(err error) {
 	w.pending = nil
 	w.mu.Unlock()
 	for _, p := range pending {
-		p.err = p.wrap(err)
+		p.err, p.ended = p.wrap(err), time.Now()
 	}
 	if len(pending) > 0 {
 		err = pending[0].err

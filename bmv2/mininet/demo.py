@@ -19,17 +19,16 @@ import json
 import os
 import re
 import shutil
-import signal
 import statistics
 import struct
 import subprocess
 import sys
-import time
 
 from mininet.log import setLogLevel
 from mininet.net import Mininet
 
 import record
+from running import INTERRUPTED, LabError, end, notice, tail, wait_for
 from xagg_mininet import (HERE, RECORD, SWITCH, SimpleSwitchGrpc, XAggEngine,
                           XAggHost, XAggTopo, worker_address)
 
@@ -37,11 +36,6 @@ MODES = ['switch', 'server', 'hybrid']
 REPEATS = 3  # all-reduces of each step
 SWITCHES = {cls.kind: cls for cls in (XAggEngine, SimpleSwitchGrpc)}
 INT32_MAX = 2**31 - 1
-INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells have it
-
-
-class DemoError(Exception):
-    """Something is missing or went wrong; the message says what."""
 
 
 def read_npy(path):
@@ -49,12 +43,12 @@ def read_npy(path):
     with open(path, 'rb') as file:
         magic, length = struct.unpack('<6s2xH', file.read(10))
         if magic != b'\x93NUMPY':
-            raise DemoError(f'read {path}: not a .npy file')
+            raise LabError(f'read {path}: not a .npy file')
         header = ast.literal_eval(file.read(length).decode('latin1'))
         values = array.array('f', file.read())
     if header['descr'] != '<f4' or header['shape'] != (len(values),):
-        raise DemoError(f'read {path}: want one-dimensional little-endian '
-                        f'float32, have {header}')
+        raise LabError(f'read {path}: want one-dimensional little-endian '
+                       f'float32, have {header}')
     return values
 
 
@@ -64,7 +58,7 @@ def read_steps(folder, ranks):
     for rank in range(ranks):
         found = sorted(glob.glob(os.path.join(folder, f'*rank{rank}.npy')))
         if not found or rank and len(found) != len(names[0]):
-            raise DemoError(f'{folder}: {len(found)} files of rank {rank}')
+            raise LabError(f'{folder}: {len(found)} files of rank {rank}')
         names.append(found)
     return [[read_npy(path) for path in step] for step in zip(*names)]
 
@@ -109,32 +103,6 @@ class Oracle:
         vectors = [self.lanes(rank, values, exponent)
                    for rank, values in enumerate(self.schedule[index])]
         return array.array('i', map(sum, zip(*vectors)))
-
-
-class Interrupt:
-    """The signals that end the demo.
-
-    They are only noted, and seen where it waits: an exception that comes
-    while Python forks is dropped.
-    """
-
-    noted = False
-
-    @classmethod
-    def note(cls, *_):
-        """Note a signal."""
-        cls.noted = True
-
-
-def wait_for(what, condition, seconds=60):
-    """Wait until condition() is true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if Interrupt.noted:
-            raise KeyboardInterrupt
-        if time.monotonic() > deadline:
-            raise DemoError(f'{what}: not within {seconds} s')
-        time.sleep(0.05)
 
 
 class Demo:
@@ -207,7 +175,7 @@ class Demo:
         """Return true, or raise what a process that has ended said last."""
         for name, (process, path) in self.daemons.items():
             if process.poll() is not None:
-                raise DemoError(f'{name} has ended:\n{tail(path)}')
+                raise LabError(f'{name} has ended:\n{tail(path)}')
         return True
 
     def run(self, mode):
@@ -233,28 +201,11 @@ class Demo:
         for rank, worker in enumerate(workers):
             path = os.path.join(folder, f'w{rank}')
             if worker.returncode != 0:
-                raise DemoError(f'mode {mode}: worker {rank} failed:\n'
-                                + tail(path + '.log'))
+                raise LabError(f'mode {mode}: worker {rank} failed:\n'
+                               + tail(path + '.log'))
             with open(path + '.out', encoding='utf-8') as out:
                 lines.append([json.loads(line) for line in out])
         return lines, folder
-
-
-def end(process, grace=5):
-    """End a process that may have ended."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(grace)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def tail(path, lines=10):
-    """Return the end of a log."""
-    with open(path, encoding='utf-8', errors='replace') as file:
-        return ''.join(file.readlines()[-lines:])
 
 
 def compare(lines, folder, oracle, rounds):
@@ -306,9 +257,7 @@ def parse():
 def main():
     """Run the demo; return the exit code."""
     args = parse()
-    # Ended by a signal, it still cleans up; killed, the next run does.
-    for number in signal.SIGINT, signal.SIGTERM:
-        signal.signal(number, Interrupt.note)
+    notice()
     setLogLevel('warning')
     for folder in record.sweep():
         print(f'removed {folder}, which a run that was killed has left',
@@ -345,7 +294,7 @@ def main():
 if __name__ == '__main__':
     try:
         sys.exit(main())
-    except DemoError as err:
+    except LabError as err:
         sys.exit(f'demo.py: {err}')
     except KeyboardInterrupt:
         print('demo.py: interrupted', file=sys.stderr)

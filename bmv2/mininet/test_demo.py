@@ -11,6 +11,7 @@ import unittest
 
 import demo
 import record
+import running
 import veth
 from xagg_mininet import XAggTopo
 
@@ -51,7 +52,7 @@ class GradientsTest(unittest.TestCase):
     def test_missing_rank(self):
         """Every rank has as many files as the first."""
         self.write('step1-rank0.npy', npy([1]))
-        with self.assertRaisesRegex(demo.DemoError, '0 files of rank 1'):
+        with self.assertRaisesRegex(running.LabError, '0 files of rank 1'):
             demo.read_steps(self.folder, 2)
 
     def test_bad_files(self):
@@ -60,7 +61,7 @@ class GradientsTest(unittest.TestCase):
                            ('shape', npy([1, 2], shape=(1, 2))),
                            ('short', npy([1, 2], shape=(3,))),
                            ('magic', npy([1], magic=b'NOTNPY'))):
-            with self.subTest(name), self.assertRaises(demo.DemoError):
+            with self.subTest(name), self.assertRaises(running.LabError):
                 demo.read_npy(self.write(name, data))
 
 
@@ -136,6 +137,15 @@ class TopologyTest(unittest.TestCase):
             self.assertEqual(topo.nodeInfo(host['name'])['ip'],
                              host['ip'] + '/16')
             self.assertEqual(topo.port('x1', host['name'])[0], host['port'])
+
+    def test_others(self):
+        """Hosts beside workers and servers are the controller's too."""
+        topo = XAggTopo(workers=1, servers=1, others=1)
+        config = topo.controller_config('unix:/s', ['unix:/a'], 'unix:/c')
+        self.assertEqual(config['hosts'][1], {
+            'name': 'h0', 'ip': '10.77.2.1', 'mac': '02:78:61:00:02:01',
+            'port': 129})
+        self.assertEqual(topo.port('x1', 'h0')[0], 129)
 
     def test_limits(self):
         """A star has 1 to 64 workers."""

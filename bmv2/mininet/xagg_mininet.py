@@ -34,7 +34,9 @@ VETH = os.path.join(HERE, 'veth.py')
 
 CPU_PORT = 510  # of packet-in and packet-out; xagg.p4 knows it
 MAX_WORKERS = 64
+MAX_SERVERS = 64
 FIRST_SERVER_PORT = MAX_WORKERS + 1
+FIRST_OTHER_PORT = FIRST_SERVER_PORT + MAX_SERVERS
 SWITCH = 'x1'
 SERVICE_IP = '10.77.255.254'
 SERVICE_MAC = '02:78:61:00:ff:fe'
@@ -69,16 +71,23 @@ def server_address(index):
     return f'10.77.1.{index + 1}', f'02:78:61:00:01:{index + 1:02x}'
 
 
-class XAggTopo(Topo):
-    """A star of workers and servers around the switch x1."""
+def other_address(index):
+    """Return IP and MAC of a host that takes no part in the aggregation."""
+    return f'10.77.2.{index + 1}', f'02:78:61:00:02:{index + 1:02x}'
 
-    def build(self, workers=4, servers=1):
+
+class XAggTopo(Topo):
+    """A star of workers, servers and other hosts around the switch x1."""
+
+    def build(self, workers=4, servers=1, others=0):
         """Add hosts and links. Mininet passes numbers as it got them."""
-        workers, servers = int(workers), int(servers)
-        if not 1 <= workers <= MAX_WORKERS or not 0 <= servers <= MAX_WORKERS:
-            raise ValueError(f'{workers} workers and {servers} servers: want '
-                             f'1 to {MAX_WORKERS} and 0 to {MAX_WORKERS}')
-        self.workers, self.servers = [], []
+        workers, servers, others = int(workers), int(servers), int(others)
+        if (not 1 <= workers <= MAX_WORKERS or not 0 <= servers <= MAX_SERVERS
+                or not 0 <= others <= MAX_SERVERS):
+            raise ValueError(f'{workers} workers, {servers} servers and '
+                             f'{others} others: want 1 to {MAX_WORKERS}, and '
+                             f'0 to {MAX_SERVERS}')
+        self.workers, self.servers, self.others = [], [], []
         switch = self.addSwitch(SWITCH)
         for rank in range(workers):
             self.workers.append(f'w{rank}')
@@ -87,6 +96,10 @@ class XAggTopo(Topo):
             self.servers.append(f's{index}')
             self._attach(switch, f's{index}', server_address(index),
                          FIRST_SERVER_PORT + index)
+        for index in range(others):
+            self.others.append(f'h{index}')
+            self._attach(switch, f'h{index}', other_address(index),
+                         FIRST_OTHER_PORT + index)
 
     def _attach(self, switch, name, address, port):
         ip, mac = address
@@ -111,7 +124,9 @@ class XAggTopo(Topo):
                        'cpu_port': CPU_PORT},
             'service': {'ip': SERVICE_IP, 'mac': SERVICE_MAC},
             'hosts': [member(name, worker_address(rank), rank + 1)
-                      for rank, name in enumerate(self.workers)],
+                      for rank, name in enumerate(self.workers)]
+            + [member(name, other_address(index), FIRST_OTHER_PORT + index)
+               for index, name in enumerate(self.others)],
             'servers': [dict(member(name, server_address(index),
                                     FIRST_SERVER_PORT + index),
                              agent=agents[index])
@@ -194,7 +209,8 @@ class P4RuntimeSwitch(PlainLinks, Switch):
 
     def veth_options(self, port):
         """Let servers answer by XDP_TX: their peers need a program."""
-        return ['--pass-xdp'] if port >= FIRST_SERVER_PORT else []
+        server = FIRST_SERVER_PORT <= port < FIRST_OTHER_PORT
+        return ['--pass-xdp'] if server else []
 
     def command(self):
         """Return the command line; both programs take the same one."""

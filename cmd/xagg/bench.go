@@ -11,8 +11,10 @@ import (
 
 func newBenchCommand(env *env) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure"}
+	cmd.AddCommand(newBenchRunCommand(env), newBenchReportCommand(env))
 	cmd.AddCommand(newBenchLossCommand(env))
-	cmd.AddCommand(newBenchReportCommand(env))
+	cmd.AddCommand(newBenchWorkerCommand(env), newBenchParameterServerCommand(env))
+	cmd.AddCommand(newBenchTopologyCommand(env))
 	return cmd
 }
 

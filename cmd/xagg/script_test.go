@@ -35,6 +35,12 @@ func TestScriptsBMv2(t *testing.T) {
 	runScripts(t, "bmv2")
 }
 
+// TestScriptsPeers runs those that need Gloo and Open MPI.
+func TestScriptsPeers(t *testing.T) {
+	require.Have(t, require.Netns, require.XDP, require.Gloo, require.MPI)
+	runScripts(t, "peers")
+}
+
 func runScripts(t *testing.T, dir string) {
 	testscript.Run(t, testscript.Params{
 		Dir: filepath.Join("testdata", dir),

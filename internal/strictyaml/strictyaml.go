@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/lexer"
@@ -33,6 +34,17 @@ func Text[T any, P interface {
 		}
 		if err := P(v).UnmarshalText([]byte(text)); err != nil {
 			return &textError{text, err}
+		}
+		return nil
+	})
+}
+
+// Durations has Decode say what is wrong with a time.Duration in people's words.
+func Durations() yaml.DecodeOption {
+	return yaml.CustomUnmarshaler(func(d *time.Duration, src []byte) (err error) {
+		text := strings.TrimSpace(string(src))
+		if *d, err = time.ParseDuration(strings.Trim(text, `"'`)); err != nil {
+			return &textError{text, fmt.Errorf("%s is not a time; want a number with a unit, as in 250us, 20ms or 1.5s", text)}
 		}
 		return nil
 	})

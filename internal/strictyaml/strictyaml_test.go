@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
+	"time"
 
 	"xagg/internal/strictyaml"
 )
@@ -35,6 +36,26 @@ func TestDecode(t *testing.T) {
 		}
 		if want == "" && (got.Pool != 7 || len(got.Hosts) != 1 || got.Hosts[0].IP != netip.MustParseAddr("10.0.0.1")) {
 			t.Errorf("%q is %+v", src, got)
+		}
+	}
+}
+
+func TestDurations(t *testing.T) {
+	for src, want := range map[string]string{
+		"{after: 20ms}":     "",
+		"{after: \"20ms\"}": "",
+		"{after: 20}":       "f.yaml:1:9: 20 is not a time; want a number with a unit, as in 250us, 20ms or 1.5s",
+		"{after: soon}":     "f.yaml:1:9: soon is not a time; want a number with a unit, as in 250us, 20ms or 1.5s",
+	} {
+		var got struct {
+			After time.Duration `yaml:"after"`
+		}
+		err := strictyaml.Decode("f.yaml", []byte(src), &got, strictyaml.Durations())
+		if err == nil && want != "" || err != nil && err.Error() != want {
+			t.Errorf("%q\ngot  %v\nwant %s", src, err, want)
+		}
+		if want == "" && got.After != 20*time.Millisecond {
+			t.Errorf("%q is %v", src, got.After)
 		}
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"xagg/bmv2/fault"
 	"xagg/controller"
 	"xagg/lab"
+	"xagg/lab/testbed"
 	"xagg/policy"
 	"xagg/wire"
 	"xagg/wire/check"
@@ -41,8 +42,8 @@ const (
 
 // Switches.
 const (
-	SwitchEngine       = "engine"
-	SwitchSimpleSwitch = "simple_switch_grpc"
+	SwitchEngine       = testbed.SwitchEngine
+	SwitchSimpleSwitch = testbed.SwitchSimpleSwitch
 )
 
 // Modes are the modes of the demo in the order in which they run.
@@ -176,8 +177,8 @@ type reduced struct {
 	line  replay.Line
 }
 
-// testbed is where the demo's jobs run.
-type testbed interface {
+// stage is where the demo's jobs run.
+type stage interface {
 	// controller returns the connection to the controller's API.
 	controller() grpc.ClientConnInterface
 	// run runs all workers of a job that exists, until they have left. take is called for every all-reduce of every
@@ -187,7 +188,7 @@ type testbed interface {
 	reduceTCP(ctx context.Context, steps []int, take func(summed) error) error
 	// faults returns what Options.Faults have done so far.
 	faults() []fault.PathCounts
-	// close removes the testbed.
+	// close removes it.
 	close() error
 }
 
@@ -314,7 +315,7 @@ func linked(t lab.Topology, port uint16) bool {
 }
 
 // runMode runs one job.
-func runMode(ctx context.Context, bed testbed, opts *Options, mode string) (Result, *verifier, error) {
+func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result, *verifier, error) {
 	fail := func(err error) (Result, *verifier, error) { return Result{}, nil, err }
 	client := api.NewControllerClient(bed.controller())
 	before, err := client.Status(ctx, &api.StatusRequest{})

@@ -15,13 +15,13 @@ import (
 	"xagg/worker/replay"
 )
 
-// process is a testbed in this process.
+// process is a stage in this process.
 type process struct {
 	lab  *memory.Lab
 	opts *Options
 }
 
-func startMemory(ctx context.Context, topology lab.Topology, opts *Options) (testbed, error) {
+func startMemory(ctx context.Context, topology lab.Topology, opts *Options) (stage, error) {
 	l, err := memory.New(ctx, memory.Config{
 		Topology: topology, Faults: opts.Faults, NoChecksum: opts.NoChecksum, PcapFile: opts.Pcap, Log: opts.Log,
 	})

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"xagg/lab/exchange"
 	"xagg/lab/tcp"
 	"xagg/worker/grads"
 	"xagg/worker/replay"
@@ -36,7 +37,7 @@ type summed struct {
 }
 
 // runTCP runs the parameter server and its workers.
-func runTCP(ctx context.Context, bed testbed, opts *Options) (Result, error) {
+func runTCP(ctx context.Context, bed stage, opts *Options) (Result, error) {
 	steps := opts.Set.Schedule(opts.Rounds)
 	run := Result{
 		Mode: ModeTCP, Switch: opts.Switch, Lab: opts.Lab, Workers: opts.Workers, Servers: 1,
@@ -107,14 +108,14 @@ func plainSum(set *grads.Set, step, ranks int) ([]float64, error) {
 
 // reduceTCP runs the server and the workers in this process, with their sockets in the hosts' namespaces.
 func (n *namespaces) reduceTCP(ctx context.Context, steps []int, take func(summed) error) error {
-	host, ranks, elems := n.topology.Others[0], len(n.topology.Workers), n.opts.Set.MaxLen()
-	server, err := tcp.NewServer(ranks, elems)
+	host, ranks := n.topology.Others[0], len(n.topology.Workers)
+	server, err := tcp.NewServer(n.planTCP(), 0, 1)
 	if err != nil {
 		return err
 	}
 	addr := netip.AddrPortFrom(host.IP, tcpPort).String()
 	var lis net.Listener
-	if err := n.lab.Do(host.Name, func() (err error) {
+	if err := n.bed.Hosts().Do(host.Name, func() (err error) {
 		lis, err = net.Listen("tcp", addr)
 		return err
 	}); err != nil {
@@ -132,24 +133,29 @@ func (n *namespaces) reduceTCP(ctx context.Context, steps []int, take func(summe
 			return nil
 		})
 	}
-	return errors.Join(group.Wait(), n.dead())
+	return errors.Join(group.Wait(), n.bed.Dead())
+}
+
+// planTCP returns what the server and its workers sum: vectors of one length, one after the other.
+func (n *namespaces) planTCP() exchange.Plan {
+	return exchange.Plan{Ranks: len(n.topology.Workers), Buckets: []int{n.opts.Set.MaxLen()}}
 }
 
 func (n *namespaces) workerTCP(ctx context.Context, rank int, addr string, steps []int, take func(summed) error) error {
-	set, ranks, elems := n.opts.Set, len(n.topology.Workers), n.opts.Set.MaxLen()
+	set := n.opts.Set
 	var conn net.Conn
-	if err := n.lab.Do(n.topology.Workers[rank].Name, func() (err error) {
+	if err := n.bed.Hosts().Do(n.topology.Workers[rank].Name, func() (err error) {
 		conn, err = (&net.Dialer{Timeout: n.opts.Timeout}).Dial("tcp", addr) // not by name: no other goroutine opens the socket
 		return err
 	}); err != nil {
 		return err
 	}
-	w, err := tcp.NewWorker(conn, rank, ranks, elems)
+	w, err := tcp.NewWorker([]net.Conn{conn}, rank, n.planTCP())
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	vector := make([]float32, elems)
+	vector := make([]float32, set.MaxLen())
 	for index, step := range steps {
 		x, err := set.Vector(step, rank)
 		if err != nil {

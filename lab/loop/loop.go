@@ -29,7 +29,7 @@ type Outcome struct {
 	Resends uint64
 	Chunks  int
 	Late    int // chunks without this worker
-	// Parts is by how many ranks' contributions the result is to be divided for a mean.
+	// Parts is by what the result is to be divided for a mean: by the number of ranks, or by 1 where it is one.
 	Parts float64
 }
 

@@ -150,6 +150,22 @@ func (l *Lab) Namespace(host string) string { return "xagg-" + l.id + "-" + host
 // Path returns the file through which a host's network namespace, or that of [Switch], can be entered.
 func (l *Lab) Path(host string) string { return filepath.Join(mountDir, l.Namespace(host)) }
 
+// Interface returns the name of a host's interface, which is the same for all.
+func (l *Lab) Interface(string) string { return HostInterface }
+
+// PortInterface returns the name of the interface of a switch port.
+func (l *Lab) PortInterface(port int) string { return PortName(port) }
+
+// Wires returns the namespaces in the middle of links, by names that [Lab.Do] takes.
+func (l *Lab) Wires() (names []string) {
+	for _, h := range l.spec.Hosts {
+		if l.spaces[h.middle()] != nil {
+			names = append(names, h.middle())
+		}
+	}
+	return names
+}
+
 // Hosts returns the lab's hosts.
 func (l *Lab) Hosts() []Host { return l.spec.Hosts }
 

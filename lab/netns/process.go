@@ -88,6 +88,12 @@ func (c *Child) Wait() error {
 	return c.err
 }
 
+// CPUTime returns the CPU time that the process has used, and those that it has waited for. It waits for its end.
+func (c *Child) CPUTime() time.Duration {
+	<-c.done
+	return c.cmd.ProcessState.UserTime() + c.cmd.ProcessState.SystemTime()
+}
+
 // Stop asks the process to end (SIGTERM), kills its group when it has not within 3 seconds, and waits for its end.
 func (c *Child) Stop() {
 	c.stopOnce.Do(func() {

@@ -221,10 +221,10 @@ func (c *comparison) cpu(id string, sc *results.ScenarioResult) *Figure {
 	return f
 }
 
-// open draws how many chunks were open on switch and servers over a run; nil if nobody looked.
+// open draws how many chunks were open on servers over a run; nil if nobody looked.
 func (c *comparison) open(id, title string, job *results.JobResult) *Figure {
 	f := &Figure{ID: id, Title: title, Axis: "seconds since the run began",
-		About: "Chunks that were open when they were looked at, in one run of each mode; each row from 0 to the figure beside its mode.", Key: []Key{{Colour: "r0", Text: "switch"}, {Colour: "r1", Text: "server"}}}
+		About: "Chunks that were open on servers when they were looked at, in one run of each mode; each row from 0 to the figure beside its mode."}
 	greatest := 0.0
 	for _, cell := range job.Cells {
 		for _, o := range cell.Open {
@@ -245,21 +245,15 @@ func (c *comparison) open(id, title string, job *results.JobResult) *Figure {
 		}
 		most := 1
 		for _, o := range open {
-			most = max(most, o.Switch, o.Server)
+			most = max(most, o.Server)
 		}
-		line := func(of func(results.Sample) int) string {
-			var b strings.Builder
-			for _, o := range open {
-				fmt.Fprintf(&b, "%.1f,%.1f ", 10*s.x(o.Time), 100-100*float64(of(o))/float64(most))
-			}
-			return strings.TrimSpace(b.String())
+		var line strings.Builder
+		for _, o := range open {
+			fmt.Fprintf(&line, "%.1f,%.1f ", 10*s.x(o.Time), 100-100*float64(o.Server)/float64(most))
 		}
-		label := fmt.Sprintf("at most %s on the switch, %s on servers",
-			grouped(slices.MaxFunc(open, func(a, b results.Sample) int { return a.Switch - b.Switch }).Switch),
-			grouped(slices.MaxFunc(open, func(a, b results.Sample) int { return a.Server - b.Server }).Server))
+		label := fmt.Sprintf("at most %s", grouped(slices.MaxFunc(open, func(a, b results.Sample) int { return a.Server - b.Server }).Server))
 		g.Marks = append(g.Marks, Marks{Name: mode, Label: label, LabelX: at(left), LabelY: y + 12, Anchor: "start", Title: mode + ": " + label, Curves: []Curve{
-			{Y: y + 18, Height: 26, Points: line(func(o results.Sample) int { return o.Switch }), Colour: "r0"},
-			{Y: y + 18, Height: 26, Points: line(func(o results.Sample) int { return o.Server }), Colour: "r1"},
+			{Y: y + 18, Height: 26, Points: strings.TrimSpace(line.String()), Colour: "r1"},
 		}})
 		y += rowHeight + 10
 	}

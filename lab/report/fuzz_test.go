@@ -21,7 +21,7 @@ func FuzzReport(f *testing.F) {
 		for i, mode := range h.Modes {
 			m := [][]float64{{0.1, 0.2}, {0.1, 0.3 / float64(i+1)}}
 			r := results.Run{Scenario: "a", Mode: mode, Repetition: rep, Jobs: []results.Job{{Name: "j", Values: 9, Comm: m, Round: m, Compute: m, Floor: m, Span: 1, IdealSpan: 1, Skipped: [][]int{{1}},
-				Open: []results.Sample{{Time: 1, Switch: 2}, {Time: 2, Server: 3}}}}, Usage: results.Usage{Bytes: 72, CPU: map[string]float64{"switch": 1}}}
+				Open: []results.Sample{{Time: 1}, {Time: 2, Server: 3}}}}, Usage: results.Usage{Bytes: 72, CPU: map[string]float64{"switch": 1}}}
 			if err := results.WriteRun(&b, r); err != nil {
 				f.Fatal(err)
 			}

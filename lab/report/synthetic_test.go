@@ -142,7 +142,7 @@ func (w world) run(rnd *rand.Rand, r *results.Run, machine float64) {
 			j.Packets = j.Chunks + 40
 			j.Resends = 40
 			for i := range 40 {
-				j.Open = append(j.Open, results.Sample{Time: 0.1 * float64(i), Switch: rnd.IntN(64), Server: rnd.IntN(16)})
+				j.Open = append(j.Open, results.Sample{Time: 0.1 * float64(i), Server: rnd.IntN(64) + rnd.IntN(16)})
 			}
 		}
 		if strings.HasPrefix(r.Mode, "hybrid") || strings.HasPrefix(r.Mode, "server") {

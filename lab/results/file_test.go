@@ -29,7 +29,7 @@ func steady(scenario, mode string, repetition int, comm, floor float64) Run {
 		Jobs: []Job{{
 			Name: "train", Buckets: 2, Values: 1000, Comm: times(4, 5, comm), Round: times(4, 5, 0.1+comm), Compute: times(4, 5, 0.1),
 			Floor: times(4, 5, floor), Span: 5 * (0.1 + comm), IdealSpan: 5 * (0.1 + floor), Packets: 500, Resends: 5, Chunks: 200, Late: 20, Error: 1e-8,
-			Slots: 64, Memory: 4096, Open: []Sample{{Time: 0.5, Switch: 3, Server: 1}},
+			Slots: 64, Memory: 4096, Open: []Sample{{Time: 0.5, Server: 1}},
 		}},
 		Usage: Usage{Seconds: 1, Bytes: 80e3, CPU: map[string]float64{"switch": 0.002, "workers": 0.001}, BPF: 0.0005, Busiest: 0.4, Partials: 50},
 	}

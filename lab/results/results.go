@@ -81,18 +81,17 @@ type Job struct {
 	Chunks    uint64  `json:"chunks"` // that ranks had results of, all ranks together
 	Late      uint64  `json:"late"`   // those without the rank's own contribution
 	Error     float64 `json:"error"`  // the largest loop.Round.Error of measured rounds; of the last round where it accumulates
-	// Slots and Memory are what the job's plan held: switch slots (both versions), and bytes on servers; Open the slots that were
-	// open when they were looked at, on the switch and on servers.
+	// Slots and Memory are what the job's plan held: switch slots (both versions), and bytes on servers; Open the slots of servers that were
+	// open when they were looked at; the switch is not asked, which would cost packets between the job\'s.
 	Slots  int      `json:"slots"`
 	Memory uint64   `json:"memory"`
 	Open   []Sample `json:"open,omitempty"`
 }
 
-// Sample is a look at what a job holds.
+// Sample is a look at what a job holds on servers.
 type Sample struct {
-	Time   float64 `json:"time"` // seconds since the run began
-	Switch int     `json:"switch"`
-	Server int     `json:"server"`
+	Time   float64 `json:"time"`   // seconds since the run began
+	Server int     `json:"server"` // slots that are open, of all servers
 }
 
 // Usage is what a run cost, over its measured rounds.

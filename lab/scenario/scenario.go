@@ -9,12 +9,12 @@ import "time"
 type Scenario struct {
 	Name  string `yaml:"name"`  // lower-case letters, digits and dashes, unique in a suite
 	About string `yaml:"about"` // a sentence for the report
-	// Servers is the number of hosts with an XDP aggregator, and as many more for parameter servers; 0 = 1.
+	// Servers is the number of hosts with an XDP aggregator, and as many more for parameter servers; 1 where it does not say.
 	Servers int   `yaml:"servers"`
 	Links   Links `yaml:"links"`
 	// Warmup are rounds at the beginning of every run that are not measured, Rounds those that are.
-	Warmup int    `yaml:"warmup"` // 0 = DefaultWarmup
-	Rounds int    `yaml:"rounds"` // 0 = DefaultRounds
+	Warmup int    `yaml:"warmup"` // DefaultWarmup where it does not say
+	Rounds int    `yaml:"rounds"` // DefaultRounds where it does not say
 	Seed   uint64 `yaml:"seed"`   // of compute times, values and faults of the first repetition
 	Jobs   []Job  `yaml:"jobs"`   // at least one; they share the switch, the servers and their links
 }
@@ -35,7 +35,7 @@ type Links struct {
 type Job struct {
 	Name    string  `yaml:"name"`
 	Ranks   int     `yaml:"ranks"`
-	Depth   int     `yaml:"depth"` // rounds under way in the modes of this project; 0 = 1
+	Depth   int     `yaml:"depth"` // rounds under way in the modes of this project; 1 where it does not say
 	Pool    int     `yaml:"pool"`  // switch slots per version; 0 = the controller's default
 	Tensors Tensors `yaml:"tensors"`
 	Compute Compute `yaml:"compute"`
@@ -54,7 +54,7 @@ type Job struct {
 type Quorum struct {
 	Ranks  int           `yaml:"ranks"`  // that are enough
 	Wait   time.Duration `yaml:"wait"`   // for more, from the first arrival of a chunk
-	Rounds int           `yaml:"rounds"` // that servers keep for stragglers; 0 = the controller's default
+	Rounds int           `yaml:"rounds"` // that servers keep for stragglers; 0 = Scenario.QuorumRounds
 }
 
 // Async allows results that wait for nobody.

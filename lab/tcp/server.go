@@ -4,57 +4,75 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
+	"slices"
 	"sync"
-	"unsafe"
+
+	"xagg/lab/exchange"
 )
 
-// part is how many values are read, summed and sent at a time: 64 KiB.
-const part = 16384
+const (
+	// readSize is how many values are read at a time at most: 256 KiB.
+	readSize = 1 << 16
+	// stripe is how many values are summed under one lock.
+	stripe = 1 << 12
+	// grain is how many values have to be summed before they are sent back, where their bucket does not end before: 8 KiB.
+	grain = 1 << 11
+)
 
-// hello is what a worker says first.
-type hello struct {
-	magic, rank, ranks, elems uint32
-}
-
-// magic is "xagg" if both ends have the same byte order.
-const magic = 0x78616767
-
-// maxElems bounds the length of a vector: 4 GiB.
-const maxElems = 1 << 30
-
-// Server sums the vectors of one job.
+// Server sums a job's values, or its share of them.
+//
+// The values of a round, one bucket's share after the other, are one sequence, and so are those of all rounds. A position in it is
+// all that has to be known of a worker: it has sent everything before. What all have sent is summed.
 type Server struct {
-	ranks, elems int
-	rounds       [2][]sum // a worker is at most one round ahead of another: see take
-	conns        []*conn  // by rank
+	plan            exchange.Plan
+	server, servers int
+	size            int   // values of a round
+	bounds          []int // positions in a round up to which sums are sent back, ascending
+	// sums are of a round and the next: nobody sends a value of round k + 2 before everybody has received that of round k. For
+	// who sends it has the sum of round k + 1, for which everybody has sent, who thus had the sum of round k.
+	sums  [2][]float32
+	locks [2][]lock
+	conns []net.Conn // by rank
+
+	mu      sync.Mutex
+	changed sync.Cond
+	at      []int64 // by rank
+	summed  int64   // what goes back: the last of bounds that all have reached
+	end     int64   // where the first worker has left
+	ended   bool    // nobody sends any more
 }
 
-// sum is a part of a round's sum.
-type sum struct {
-	mu     sync.Mutex
-	values []float32
-	have   int // contributions
+// lock is a stripe of a sum.
+type lock struct {
+	sync.Mutex
+	made  int // values of it that a worker, or more, has sent in this round
+	added int // values of all workers that are in it
 }
 
-// conn is the connection of a worker.
-type conn struct {
-	net.Conn
-	out chan []float32 // complete parts
-}
-
-// NewServer returns a server for a job of so many workers, whose vectors have so many values.
-func NewServer(ranks, elems int) (*Server, error) {
-	if ranks < 1 || elems < 0 || elems > maxElems {
-		return nil, fmt.Errorf("make TCP aggregator: %d ranks with %d values each: want at least 1 rank and at most %d values",
-			ranks, elems, maxElems)
+// NewServer returns the given one of a job's servers, from 0.
+func NewServer(plan exchange.Plan, server, servers int) (*Server, error) {
+	if err := plan.Check(); err != nil {
+		return nil, fmt.Errorf("make TCP aggregator: %w", err)
 	}
-	s := &Server{ranks: ranks, elems: elems, conns: make([]*conn, ranks)}
-	for r := range s.rounds {
-		s.rounds[r] = make([]sum, (elems+part-1)/part)
-		for i := range s.rounds[r] {
-			s.rounds[r][i].values = make([]float32, min(part, elems-i*part))
+	if server < 0 || server >= servers {
+		return nil, fmt.Errorf("make TCP aggregator: there is no server %d of %d", server, servers)
+	}
+	s := &Server{
+		plan: plan, server: server, servers: servers, conns: make([]net.Conn, plan.Ranks), at: make([]int64, plan.Ranks),
+		end: math.MaxInt64,
+	}
+	s.changed.L = &s.mu
+	for _, share := range share(plan, server, servers) {
+		for n := share[1] - share[0]; n > 0; n -= grain {
+			s.size += min(n, grain)
+			s.bounds = append(s.bounds, s.size)
 		}
+	}
+	for i := range s.sums {
+		s.sums[i] = make([]float32, s.size)
+		s.locks[i] = make([]lock, (s.size+stripe-1)/stripe)
 	}
 	return s, nil
 }
@@ -63,7 +81,7 @@ func NewServer(ranks, elems int) (*Server, error) {
 // closes lis when all are there.
 func (s *Server) Serve(lis net.Listener) error {
 	defer s.close()
-	for range s.ranks {
+	for range s.plan.Ranks {
 		c, err := lis.Accept()
 		if err != nil {
 			return fmt.Errorf("accept worker: %w", err)
@@ -76,7 +94,7 @@ func (s *Server) Serve(lis net.Listener) error {
 	}
 	lis.Close()
 
-	errs := make(chan error, 2*s.ranks)
+	errs := make(chan error, 2*s.plan.Ranks)
 	var readers, writers sync.WaitGroup
 	fail := func(rank int, err error) {
 		if err != nil {
@@ -85,13 +103,14 @@ func (s *Server) Serve(lis net.Listener) error {
 		}
 	}
 	for rank, c := range s.conns {
-		readers.Go(func() { fail(rank, s.read(c)) })
-		writers.Go(func() { fail(rank, c.write()) })
+		readers.Go(func() { fail(rank, s.read(rank, c)) })
+		writers.Go(func() { fail(rank, s.write(c)) })
 	}
 	readers.Wait()
-	for _, c := range s.conns {
-		close(c.out)
-	}
+	s.mu.Lock()
+	s.ended = true
+	s.changed.Broadcast()
+	s.mu.Unlock()
 	writers.Wait()
 	select {
 	case err := <-errs: // the others are its consequences
@@ -111,108 +130,147 @@ func (s *Server) close() {
 
 // welcome reads a worker's first words.
 func (s *Server) welcome(c net.Conn) error {
-	var h [1]hello
-	if _, err := io.ReadFull(c, bytesOf(h[:])); err != nil {
+	rank, err := exchange.ReadHello(c, s.plan, uint32(s.server), uint32(s.servers))
+	if err != nil {
 		return err
 	}
-	switch h := h[0]; {
-	case h.magic != magic:
-		return fmt.Errorf("it begins with %#x instead of %#x: no worker, or of another byte order", h.magic, magic)
-	case h.ranks != uint32(s.ranks) || h.elems != uint32(s.elems) || h.rank >= h.ranks:
-		return fmt.Errorf("it is rank %d of %d with %d values, but this job has %d ranks with %d values", h.rank, h.ranks, h.elems,
-			s.ranks, s.elems)
-	case s.conns[h.rank] != nil:
-		return fmt.Errorf("rank %d is there already", h.rank)
-	default:
-		// No more than two rounds' parts wait to be sent.
-		s.conns[h.rank] = &conn{Conn: c, out: make(chan []float32, 2*len(s.rounds[0]))}
+	if s.conns[rank] != nil {
+		return fmt.Errorf("rank %d is there already", rank)
 	}
+	s.conns[rank] = c
 	return nil
 }
 
-// read takes a worker's rounds until it closes the connection between two of them.
-func (s *Server) read(c *conn) error {
-	buf := make([]float32, part)
-	for round := 0; ; round++ {
-		for i := range s.rounds[round%2] {
-			p := &s.rounds[round%2][i]
-			values := buf[:len(p.values)]
-			switch _, err := io.ReadFull(c, bytesOf(values)); {
-			case i == 0 && errors.Is(err, io.EOF):
-				return nil
-			case err != nil:
+var (
+	// errAhead is of a worker that does not wait for results.
+	errAhead = errors.New("it sends values before it can have the sums of those before")
+	// errLeft is of a worker that leaves before others, or that goes on when another has left.
+	errLeft = errors.New("workers have left after different rounds")
+)
+
+// read takes a worker's values until it closes the connection between two rounds.
+func (s *Server) read(rank int, c net.Conn) error {
+	buf := make([]float32, readSize)
+	b := exchange.Bytes(buf)
+	for at, have := int64(0), 0; ; {
+		n, err := c.Read(b[have:])
+		have += n
+		values := buf[:have/4]
+		if len(values) > 0 && s.size == 0 {
+			return errAhead
+		}
+		for len(values) > 0 {
+			round, from := int(at/int64(s.size)%2), int(at%int64(s.size))
+			n := min(len(values), s.size-from)
+			if err := s.mayAdd(at + int64(n)); err != nil {
 				return err
 			}
-			if s.take(p, values) {
-				for _, c := range s.conns {
-					c.out <- p.values
-				}
-			}
+			s.add(round, from, values[:n])
+			at += int64(n)
+			values = values[n:]
 		}
-		if s.elems == 0 { // there is nothing to wait for
-			_, err := io.ReadFull(c, make([]byte, 1))
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
+		s.reached(rank, at)
+		have = copy(b, b[have&^3:have]) // of a value that is there in part
+		switch {
+		case errors.Is(err, io.EOF) && have == 0 && (s.size == 0 || at%int64(s.size) == 0):
+			return s.leave(at)
+		case errors.Is(err, io.EOF):
+			return fmt.Errorf("it ended in the middle of a round: %w", io.ErrUnexpectedEOF)
+		case err != nil:
 			return err
 		}
 	}
 }
 
-// take adds a worker's values to a part of a round, and reports whether they were the last. Nobody sums round k + 2
-// before everybody has received round k: who sends it has the sum of round k + 1, for which everybody has sent, who
-// thus has the sum of round k.
-func (s *Server) take(p *sum, values []float32) (last bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.have == 0 {
-		copy(p.values, values)
-	} else {
-		add(p.values, values)
-	}
-	p.have++
-	if p.have < s.ranks {
-		return false
-	}
-	p.have = 0
-	return true
-}
-
-// add adds y to x, of the same length.
-func add(x, y []float32) {
-	for len(x) >= 8 && len(y) >= 8 {
-		a, b := (*[8]float32)(x), (*[8]float32)(y)
-		a[0] += b[0]
-		a[1] += b[1]
-		a[2] += b[2]
-		a[3] += b[3]
-		a[4] += b[4]
-		a[5] += b[5]
-		a[6] += b[6]
-		a[7] += b[7]
-		x, y = x[8:], y[8:]
-	}
-	for i := range x {
-		x[i] += y[i]
-	}
-}
-
-// write sends complete parts until there will be no more.
-func (c *conn) write() error {
-	for p := range c.out {
-		if _, err := c.Write(bytesOf(p)); err != nil {
-			for range c.out { // nobody has to wait for this worker
-			}
-			return err
-		}
+// mayAdd returns an error if a worker cannot have sent everything before a position: the sums of the round before are made up
+// to there.
+func (s *Server) mayAdd(to int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case to > s.end:
+		return errLeft
+	case to-int64(s.size) > s.summed:
+		return errAhead
 	}
 	return nil
 }
 
-// bytesOf returns the memory of x.
-func bytesOf[T float32 | hello](x []T) []byte {
-	if len(x) == 0 {
-		return nil
+// leave notes that a worker has left at a position, after which nobody has a sum any more.
+func (s *Server) leave(at int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end = min(s.end, at)
+	if slices.Max(s.at) > s.end {
+		return errLeft
 	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(&x[0])), len(x)*int(unsafe.Sizeof(x[0])))
+	return nil
+}
+
+// add adds values of a worker to those of a round from a position on.
+func (s *Server) add(round, from int, values []float32) {
+	for len(values) > 0 {
+		l, at := &s.locks[round][from/stripe], from%stripe
+		sum := s.sums[round][from:min(from-at+stripe, s.size)]
+		n := min(len(sum), len(values))
+		size := at + len(sum)
+		l.Lock()
+		// Each worker's values come in their order, so that those that nobody has sent yet are at the end.
+		old := min(l.made-at, n)
+		exchange.Add(sum[:old], values[:old])
+		copy(sum[old:n], values[old:n])
+		l.made = max(l.made, at+n)
+		if l.added += n; l.added == size*s.plan.Ranks {
+			l.made, l.added = 0, 0
+		}
+		l.Unlock()
+		from, values = from+n, values[n:]
+	}
+}
+
+// reached notes that a worker's values up to a position are summed.
+func (s *Server) reached(rank int, at int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.at[rank] = at
+	least := slices.Min(s.at)
+	if least == s.summed {
+		return
+	}
+	round := least - least%int64(s.size)
+	i, exact := slices.BinarySearch(s.bounds, int(least-round))
+	if exact {
+		i++
+	}
+	bound := round
+	if i > 0 {
+		bound += int64(s.bounds[i-1])
+	}
+	if bound > s.summed {
+		s.summed = bound
+		s.changed.Broadcast()
+	}
+}
+
+// write sends sums to a worker until there will be no more.
+func (s *Server) write(c net.Conn) error {
+	for sent := int64(0); ; {
+		s.mu.Lock()
+		for sent == s.summed && !s.ended {
+			s.changed.Wait()
+		}
+		to := s.summed
+		s.mu.Unlock()
+		if sent == to {
+			return nil
+		}
+		for sent < to {
+			round, from := sent/int64(s.size)%2, sent%int64(s.size)
+			n := min(to-sent, int64(s.size)-from)
+			if _, err := c.Write(exchange.Bytes(s.sums[round][from : from+n])); err != nil {
+				return err
+			}
+			sent += n
+		}
+	}
 }

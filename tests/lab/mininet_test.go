@@ -3,6 +3,7 @@ package lab
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"xagg/lab/results"
 	"xagg/tests/require"
 )
 
@@ -130,6 +132,132 @@ func TestMininetDemoEnds(t *testing.T) {
 	}
 	if left, err := os.ReadDir(temp); err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// small is a scenario of few and short rounds.
+const small = `
+name: small
+about: Three workers, of which one is slow.
+links: {worker: 20Mbit}
+warmup: 1
+rounds: 2
+jobs:
+  - name: train
+    ranks: 3
+    tensors: {sizes: [1000, 3000]}
+    compute: {mean: 5ms, slow: {2: 2}}
+    quorum: {ranks: 2}
+`
+
+// mininetBench returns the comparison's command, with its temporary files in temp and its results in out.
+func mininetBench(t *testing.T, xagg, temp, out string, args ...string) *exec.Cmd {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "small.yaml")
+	if err := os.WriteFile(file, []byte(small), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(python, append([]string{"-B", "bench.py", "--xagg", xagg, "--out", out, file}, args...)...)
+	cmd.Dir = mininetDir
+	cmd.Env = append(os.Environ(), "TMPDIR="+temp)
+	return cmd
+}
+
+// The comparison in Mininet runs with each switch that is there, writes results and reports, and leaves nothing else.
+func TestMininetBench(t *testing.T) {
+	require.Have(t, require.Mininet, require.XDP)
+	temp, folder := t.TempDir(), t.TempDir()
+	cmd := mininetBench(t, build(t), temp, filepath.Join(folder, "r.jsonl"), "--", "--repeat", "1", "--modes", "tcp,switch,server,hybrid/quorum")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
+	file, err := os.Open(filepath.Join(folder, "r.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	r, err := results.Read(file.Name(), file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]string{"engine": "small"}
+	if require.Probe(require.BMv2) == nil {
+		names["simple_switch_grpc"] = "small-by-8"
+	}
+	if len(r.Sessions) != len(names) {
+		t.Fatalf("%d sessions, want one per switch of %v", len(r.Sessions), names)
+	}
+	for _, s := range r.Sessions {
+		if s.Header.Lab != "mininet" || len(s.Runs) != 4 {
+			t.Errorf("%d runs in lab %q with %s, want 4 in mininet", len(s.Runs), s.Header.Lab, s.Header.Switch)
+		}
+		for _, run := range s.Runs {
+			if !run.Finished() || run.Scenario != names[s.Header.Switch] || run.Usage.CPU["switch"] <= 0 {
+				t.Errorf("%s: %s in mode %s: failed %q, skipped %q, CPU seconds %v", s.Header.Switch, run.Scenario, run.Mode, run.Failed,
+					run.Skipped, run.Usage.CPU)
+			}
+		}
+	}
+	for _, name := range []string{"r.html", "r.md"} {
+		if report, err := os.ReadFile(filepath.Join(folder, name)); err != nil || !bytes.Contains(report, []byte("Mininet")) {
+			t.Errorf("%s, %v: no word of Mininet in\n%s", name, err, report)
+		}
+	}
+	if left, err := os.ReadDir(temp); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// A comparison that is interrupted ends what it has started, and reports what was finished.
+func TestMininetBenchInterrupted(t *testing.T) {
+	require.Have(t, require.Mininet, require.XDP)
+	xagg, temp, folder := build(t), t.TempDir(), t.TempDir()
+	cmd := mininetBench(t, xagg, temp, filepath.Join(folder, "r.jsonl"), "--switch", "engine", "--", "--repeat", "1000", "--modes", "switch")
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var log string
+	for lines := bufio.NewScanner(stderr); lines.Scan(); {
+		log += lines.Text() + "\n"
+		if strings.HasPrefix(lines.Text(), "[2/1000] ") {
+			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	err = cmd.Wait()
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 130 {
+		t.Errorf("%v, want exit status 130", err)
+	}
+	if !strings.HasSuffix(log, "\nbench.py: interrupted\n") || strings.Contains(log, "Traceback") {
+		t.Errorf("an interrupted comparison says:\n%s", log)
+	}
+	if pids := running(t, xagg); len(pids) > 0 {
+		t.Errorf("processes %v outlive the comparison", pids)
+	}
+	if _, err := os.Stat(filepath.Join(folder, "r.html")); err != nil {
+		t.Errorf("no report of what was finished: %v", err)
+	}
+	if left, err := os.ReadDir(temp); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// Without Mininet it says what to install, and exits with 3.
+func TestMininetBenchMissing(t *testing.T) {
+	empty := t.TempDir() // a module of that name without anything
+	if err := os.WriteFile(filepath.Join(empty, "mininet.py"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(python, "-B", "bench.py", "scenario.yaml")
+	cmd.Dir, cmd.Env = mininetDir, append(os.Environ(), "PYTHONPATH="+empty)
+	out, err := cmd.CombinedOutput()
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 3 || !bytes.Contains(out, []byte("apt-get install mininet")) {
+		t.Errorf("%v, want exit status 3 and what to install:\n%s", err, out)
 	}
 }
 

@@ -6,6 +6,7 @@
 package require
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -19,6 +20,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
+
+	"xagg/lab/peers"
 )
 
 // Variable is the environment variable that lists, separated by commas, the features that must not be skipped.
@@ -40,6 +43,8 @@ const (
 	BMv2    Feature = "bmv2"    // simple_switch_grpc is on PATH
 	QEMU    Feature = "qemu"    // qemu-system-x86_64 is on PATH, and [KernelVariable] names a kernel to boot in it
 	Clang   Feature = "clang"   // clang-16 and llvm-strip-16, which compile the BPF objects, are on PATH
+	Gloo    Feature = "gloo"    // torch with Gloo is installed for /usr/bin/python3
+	MPI     Feature = "mpi"     // Open MPI is installed, and mpi4py for /usr/bin/python3
 )
 
 // probes has one function per feature; each reports in a few words what is missing and how to get it.
@@ -51,6 +56,8 @@ var probes = map[Feature]func() error{
 	BMv2:    executable("simple_switch_grpc"),
 	QEMU:    probeQEMU,
 	Clang:   executable("clang-16", "llvm-strip-16"),
+	Gloo:    sync.OnceValue(func() error { return library(peers.Gloo) }),
+	MPI:     sync.OnceValue(func() error { return library(peers.MPI) }),
 }
 
 // NotSupportedError says that the machine lacks a feature. It is the only reason for which a test may be skipped.
@@ -145,6 +152,12 @@ func executable(names ...string) func() error {
 		}
 		return nil
 	}
+}
+
+// library looks for a library of collective operations.
+func library(l peers.Library) error {
+	_, err := l.Available(context.Background())
+	return err
 }
 
 // probeQEMU looks for the virtual machine and a kernel for it.

@@ -1,0 +1,2 @@
+// Package reducer has the ways of aggregating as a [loop.Reducer].
+package reducer
