@@ -39,6 +39,12 @@ func (p *process) reduceTCP(context.Context, []int, func(summed) error) error {
 	return errors.New("the lab in memory has no TCP") // the options are refused before
 }
 
+func (p *process) restart(context.Context, func(), []string) error {
+	return errors.New("the lab in memory has no processes to kill") // the options are refused before
+}
+
+func (p *process) ready(context.Context) error { return nil }
+
 func (p *process) close() error { return p.lab.Close() }
 
 func (p *process) run(ctx context.Context, job string, take func(reduced) error) error {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"google.golang.org/grpc"
@@ -35,7 +36,8 @@ func startNetns(ctx context.Context, topology lab.Topology, opts *Options) (stag
 		return nil, err
 	}
 	b, err := testbed.Start(ctx, hosts, testbed.Config{
-		Topology: topology, Switch: opts.Switch, SimpleSwitch: opts.SimpleSwitch, Memory: opts.memory(), Pcap: opts.Pcap, Log: opts.Log,
+		Topology: topology, Switch: opts.Switch, SimpleSwitch: opts.SimpleSwitch, Memory: opts.memory(), Pcap: opts.Pcap,
+		Restarts: len(opts.Kills) > 0, Log: opts.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -113,6 +115,19 @@ func (n *namespaces) read(text []byte, dir string, rank int) (reduced, error) {
 	}
 	return r, nil
 }
+
+// restart kills parts of the testbed, whose names are the testbed's but for the server's.
+func (n *namespaces) restart(ctx context.Context, killed func(), parts []string) error {
+	names := slices.Clone(parts)
+	for i, part := range names {
+		if part == PartServer {
+			names[i] = n.topology.Servers[0].Name
+		}
+	}
+	return n.bed.Restart(ctx, killed, names...)
+}
+
+func (n *namespaces) ready(ctx context.Context) error { return n.bed.Ready(ctx) }
 
 func (n *namespaces) faults() []fault.PathCounts { return n.bed.Hosts().Faults() }
 
