@@ -320,6 +320,7 @@ var mutants = []mutant{
 	{"slot: leases fit", "slot.go", "if uint64(base)+slots > uint64(have) {", "if false {"},
 
 	// Workers.
+	{"switch: an open slot tells since when", "switch.go", "		p.SpreadUs = uint32(now - slot.firstAt)\n", ""},
 	{"window: an ACK covers the ranks in it", "window.go", "	if !mine {\n		return EventNone\n	}\n	if h.Type == wire.TypeAck", "	if h.Type == wire.TypeAck"},
 	{"window: a WAIT does not open", "window.go", "	if h.Type == wire.TypeAck {\n		w.opened", "	if true {\n		w.opened"},
 	{"window: an ACK opens", "window.go", "	if h.Type == wire.TypeAck {\n		w.opened", "	if false {\n		w.opened"},
@@ -346,6 +347,9 @@ var mutants = []mutant{
 	{"window: ranks that were missing move on", "window.go", "		c.mask = 0 // ranks move on\n", ""},
 	{"window: async asks more and more rarely", "window.go", "w.cfg.Quorum > 0 || w.cfg.Async {\n		c.due", "w.cfg.Quorum > 0 {\n		c.due"},
 	{"window: a forgotten chunk is probed", "window.go", "	if c.state != timedOut {\n		c.state = timedOut\n		w.silent.push(i)\n	}\n", ""},
+	{"window: what was forgotten is sent again when a RESULT comes", "window.go", "		w.known()\n		w.result(now", "		w.result(now"},
+	{"window: what was forgotten is sent again when a chunk is held", "window.go", "	w.known()\n	if c.state", "	if c.state"},
+	{"window: what was forgotten is sent again in async jobs alone", "window.go", "	w.blank = w.cfg.Async", "	w.blank = true"},
 	{"window: a forgotten chunk is not in flight", "window.go", "	if c.state == inFlight {\n		w.flight--\n	}\n	if c.state != timedOut", "	if c.state != timedOut"},
 	{"window: probes slow down when nobody knows the plan", "window.go", "	if w.interval == 0 {\n		w.asked = true", "	if false {\n		w.asked = true"},
 	{"window: rounds under older epochs are finished", "window.go", "if r := &w.rounds[i]; r.left > 0 {", "if r := &w.rounds[i]; false && r.left > 0 {"},

@@ -103,3 +103,47 @@ func TestRestart(t *testing.T) {
 	w.Begin(9, 1)
 	expectSends(t, w, 9, "5/0 as 41")
 }
+
+// TestForgotten: a window whose chunks nobody knew any more probes one of them at a time. In an async job, which goes on by itself
+// when the switch has its plan again, it sends all others again as soon as one is known; others wait for their recovery.
+func TestForgotten(t *testing.T) {
+	const again = 3*time.Second + time.Millisecond
+	for _, c := range []struct {
+		name  string
+		async bool
+		known wire.Header
+		event Event
+		want  []string
+	}{
+		{"async", true, wire.Header{Type: wire.TypeResult, Contributors: 3}, EventResult, []string{"0/2 as 2 again", "0/3 as 3 again", "0/0 as 0 again"}},
+		{"async, held", true, wire.Header{Type: wire.TypeWait, Contributors: 1}, EventDelivered, []string{"0/2 as 2 again", "0/3 as 3 again", "0/0 as 0 again"}},
+		{"sync", false, wire.Header{Type: wire.TypeAck, Contributors: 1}, EventDelivered, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := NewWindow(WindowConfig{Job: 1, Epoch: 5, Rank: 0, Ranks: 3, Pool: 8, Async: c.async})
+			w.Begin(0, 4)
+			expectSends(t, w, 0, "0/0 as 0", "0/1 as 1", "0/2 as 2", "0/3 as 3")
+			forgotten := func(now time.Duration, chunk uint32) {
+				t.Helper()
+				h := &wire.Header{Type: wire.TypeNack, Job: 1, Epoch: 5, Chunk: chunk, Contributors: 1, Reason: wire.ReasonUnknownJob}
+				if e := w.Handle(now, h); e != EventForgotten {
+					t.Errorf("chunk %d: %v", chunk, e)
+				}
+			}
+			for chunk := range uint32(4) {
+				forgotten(time.Millisecond, chunk)
+			}
+			expectSends(t, w, 2*time.Millisecond)
+			expectSends(t, w, time.Second, "0/0 as 0 again")
+			forgotten(time.Second, 0)
+			expectSends(t, w, time.Second+time.Millisecond)
+			expectSends(t, w, 3*time.Second, "0/1 as 1 again")
+			h := c.known
+			h.Job, h.Epoch, h.Chunk = 1, 5, 1
+			if e := w.Handle(again, &h); e != c.event {
+				t.Errorf("got %v, want %v", e, c.event)
+			}
+			expectSends(t, w, again, c.want...)
+		})
+	}
+}

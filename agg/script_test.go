@@ -336,6 +336,7 @@ func installed(err error) string {
 // switchScript: install, remove, arm, grad, partial, result, ack, wait, nack, slot.
 type switchScript struct {
 	*Switch
+	now int64 // of the last packet, and of a question for a slot that does not say
 }
 
 func (s *switchScript) run(cmd string, a *args) string {
@@ -360,15 +361,17 @@ func (s *switchScript) run(cmd string, a *args) string {
 		s.Arm(job, epoch, uint16(a.num("next", 0)))
 	case "grad", "partial":
 		p := a.packet(map[string]wire.Type{"grad": wire.TypeGrad, "partial": wire.TypePartial}[cmd])
-		return outcome(s.Handle(uint64(a.num("t", 0)), in, p), p)
+		s.now = a.num("t", 0)
+		return outcome(s.Handle(uint64(s.now), in, p), p)
 	case "result", "ack", "wait", "nack":
 		types := map[string]wire.Type{"result": wire.TypeResult, "ack": wire.TypeAck, "wait": wire.TypeWait, "nack": wire.TypeNack}
 		p := &wire.Packet{Header: wire.Header{Type: types[cmd], Job: job, Epoch: epoch, Contributors: a.mask("mask", 0)}}
 		in.ToService = a.has("service")
-		return outcome(s.Handle(uint64(a.num("t", 0)), in, p), p)
+		s.now = a.num("t", 0)
+		return outcome(s.Handle(uint64(s.now), in, p), p)
 	case "slot":
 		p := &wire.Packet{Header: wire.Header{Type: wire.TypeCtrl, Blocks: uint8(a.num("blocks", 0))}}
-		if !s.Slot(uint32(a.num("index", 0)), p) {
+		if !s.Slot(uint64(a.num("t", s.now)), uint32(a.num("index", 0)), p) {
 			return "no such slot\n"
 		}
 		return show(p) + "\n"

@@ -242,9 +242,10 @@ func (plan *SwitchPlan) forward(p *wire.Packet, why wire.Reason) Outcome {
 // slotClosed is the reason field of a CTRL answer for a slot that is closed.
 const slotClosed wire.Reason = 1
 
-// Slot turns p, a CTRL question, into its answer for the slot with the given index, or returns false beyond the slots.
-// p.Blocks blocks of lanes are answered; those beyond the slot's own are zero here and not defined on the wire.
-func (s *Switch) Slot(index uint32, p *wire.Packet) bool {
+// Slot turns p, a CTRL question that arrives at time now, into its answer for the slot with the given index, or returns false
+// beyond the slots. p.Blocks blocks of lanes are answered; those beyond the slot's own are zero here and not defined on the
+// wire.
+func (s *Switch) Slot(now uint64, index uint32, p *wire.Packet) bool {
 	if uint64(index) >= uint64(len(s.slots)) {
 		return false
 	}
@@ -256,6 +257,8 @@ func (s *Switch) Slot(index uint32, p *wire.Packet) bool {
 	slot.values(p)
 	if p.Reason = 0; slot.closed {
 		p.Reason = slotClosed
+	} else {
+		p.SpreadUs = uint32(now - slot.firstAt)
 	}
 	lanes := p.Lanes[:int(p.Blocks)*wire.BlockLanes]
 	clear(lanes[copy(lanes, slot.lanes):])

@@ -85,6 +85,7 @@ type Window struct {
 	nextProbe time.Duration
 	interval  time.Duration // between probes while a rank is missing
 	asked     bool          // a probe has not been answered
+	blank     bool          // async: chunks were forgotten, and none is known again
 
 	flight    int           // chunks in flight
 	limit     int           // congestion window
@@ -223,7 +224,7 @@ func (w *Window) rest(now time.Duration, seq uint32) {
 	w.timers.reset()
 	w.polls.reset()
 	w.probes.reset()
-	w.nextPoll, w.nextProbe, w.interval, w.asked = now, now, 0, false
+	w.nextPoll, w.nextProbe, w.interval, w.asked, w.blank = now, now, 0, false, false
 }
 
 // nextEpoch returns the epoch of the next round, once it may begin: what the rounds that are Depth or more before it
@@ -511,6 +512,7 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 			return EventNone
 		}
 		w.stats.Results++
+		w.known()
 		w.result(now, seq, h)
 		r.left--
 		// The slowest rank has moved: what is held of this round is not any more, mostly.
@@ -544,6 +546,7 @@ func (w *Window) Handle(now time.Duration, h *wire.Header) Event {
 	if h.Type == wire.TypeAck {
 		w.opened(seq)
 	}
+	w.known()
 	if c.state == delivered || c.state == overdue {
 		w.waits(now)
 		return EventNone
@@ -580,10 +583,22 @@ func (w *Window) forgotten(now time.Duration, i uint32, c *chunk) {
 		c.state = timedOut
 		w.silent.push(i)
 	}
+	w.blank = w.cfg.Async // others have a recovery, after which all is sent anew
 	if w.interval == 0 {
 		w.asked = true // one answer is enough
 	}
 	w.waits(now)
+}
+
+// known has all forgotten chunks sent again, since an aggregator knows one.
+func (w *Window) known() {
+	if !w.blank {
+		return
+	}
+	w.blank = false
+	for i, ok := w.pop(&w.silent, timedOut); ok; i, ok = w.pop(&w.silent, timedOut) {
+		w.again(i)
+	}
 }
 
 func (w *Window) result(now time.Duration, i uint32, h *wire.Header) {

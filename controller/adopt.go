@@ -240,7 +240,7 @@ func (c *Controller) doubtAgent(ctx context.Context, link *agentLink, client api
 
 // adoptAgent takes the plans that a server has for what is installed there, and removes foreign ones. The server has lost
 // its memory when its arena is another one, or when a job's plan is not there that was: whose memory was leased to others
-// meanwhile. c.applying is held.
+// meanwhile. A job that recovers needs nothing that a server has, which may not have the next plan yet. c.applying is held.
 func (c *Controller) adoptAgent(ctx, reading context.Context, name string, client api.AgentClient, instance uint64, plans []*api.ServerPlan) error {
 	for _, have := range c.have {
 		for key := range have.plans {
@@ -270,7 +270,7 @@ func (c *Controller) adoptAgent(ctx, reading context.Context, name string, clien
 	for _, j := range c.intent.sorted() {
 		key := planKey{name, j.id, j.epoch}
 		if _, ok := c.have[j.id].plans[key]; !ok && reason == "" && c.meets[j.spec.Name].state == stateRunning &&
-			slices.Contains(j.decision.Servers, name) {
+			j.recovering == recoverNot && slices.Contains(j.decision.Servers, name) {
 			reason = fmt.Sprintf("somebody has removed the plan of job %s from it", j.spec.Name)
 		}
 	}

@@ -52,9 +52,9 @@ func (c Consistency) mode() Mode {
 	return c.Mode
 }
 
-// validate checks a consistency for a job with so many ranks and so many rounds under way. Errors are of type
-// [*policy.FieldError].
-func (c Consistency) validate(ranks, depth int) error {
+// Validate checks a consistency for a job with so many ranks and so many rounds under way, at least 1 each. Errors are of
+// type [*policy.FieldError].
+func (c Consistency) Validate(ranks, depth int) error {
 	switch c.mode() {
 	case ModeSync, ModeQuorum, ModeAsync:
 	default:
@@ -173,7 +173,7 @@ func (j JobSpec) validateRounds() error {
 		return fieldf("depth", "%d is outside 1..%d; it is how many rounds may be under way", j.Depth, MaxDepth)
 	}
 	j.Depth = max(j.Depth, 1)
-	if err := j.Consistency.validate(j.Ranks, j.Depth); err != nil {
+	if err := j.Consistency.Validate(j.Ranks, j.Depth); err != nil {
 		return under("consistency", err)
 	}
 	if rounds := j.Consistency.rounds(j.Depth); uint64(rounds)*uint64(chunksOf(j.MaxElems)) >= 1<<32 {

@@ -66,11 +66,12 @@ type Controller struct {
 	applying sync.Mutex
 	have     map[uint16]objects // installed, by owner: an incarnation's job id, or baseOwner
 
-	links     links
-	questions atomic.Uint32 // asked of slots
-	looking   chan struct{} // held by whoever looks at a job
-	changes   prometheus.Histogram
-	running   sync.WaitGroup // what outlives the call that began it
+	links         links
+	questions     atomic.Uint32 // asked of slots
+	looking       chan struct{} // held by whoever looks at a job
+	changes       prometheus.Histogram
+	recoveryTimes prometheus.Histogram
+	running       sync.WaitGroup // what outlives the call that began it
 }
 
 // Option changes how a controller meets the world.
@@ -103,14 +104,15 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		meets:    make(map[string]*rendezvous),
 		origin:   time.Now(),
 
-		adaptations: make(map[string]*adaptation),
-		errs:        make(map[string]error),
-		recoveries:  uint64(time.Now().UnixNano()),
-		have:        make(map[uint16]objects),
-		looking:     make(chan struct{}, 1),
-		changes:     newChanges(),
-		arenas:      make(map[string]uint64),
-		grace:       returnGrace,
+		adaptations:   make(map[string]*adaptation),
+		errs:          make(map[string]error),
+		recoveries:    uint64(time.Now().UnixNano()),
+		have:          make(map[uint16]objects),
+		looking:       make(chan struct{}, 1),
+		changes:       newChanges(),
+		recoveryTimes: newRecoveryTimes(),
+		arenas:        make(map[string]uint64),
+		grace:         returnGrace,
 	}
 	c.earlier = c.recoveries
 	c.base = desiredBase(&c.cfg)

@@ -3,7 +3,6 @@ package controller
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -16,12 +15,8 @@ import (
 	"xagg/controller/p4rt"
 )
 
-const (
-	// lookLimit bounds the slots that one explanation reads: packet-ins share the switch with the job.
-	lookLimit = 1024
-	// lookTimeout bounds a look at one device.
-	lookTimeout = 5 * time.Second
-)
+// lookTimeout bounds an answer of one device.
+const lookTimeout = 5 * time.Second
 
 // hearing is the last that a rank has told of its progress.
 type hearing struct {
@@ -93,7 +88,7 @@ func (c *Controller) target(name string) (t *target, meet *rendezvous) {
 
 // look is what was read of a job.
 type look struct {
-	chunks []sight           // with ages as far as this look tells
+	chunks []sight
 	counts []uint64          // of each rank's packets at the switch; nil = it could not be asked
 	before []uint64          // the same at the beginning of the look
 	began  time.Time         // of the look
@@ -146,42 +141,28 @@ func (c *Controller) missed() map[string]string {
 	return missed
 }
 
-// look asks the devices of a job twice, so that what is incomplete both times has been so since the first. It fails only
-// with ctx; a device that does not answer is named instead.
+// look asks the devices of a job twice, for what is incomplete at the second look too, and what comes in between. It fails
+// only with ctx; a device that does not answer is named instead.
 func (c *Controller) look(ctx context.Context, t *target) (look, error) {
 	l := look{began: time.Now(), blind: make(map[string]string)}
-	slots := allSlots(t)
-	if n := len(slots); n > lookLimit {
-		slots = slots[:lookLimit]
-		l.blind[atSwitch] = fmt.Sprintf("%d of the job's %d slots were read, which is as many as are read at once", lookLimit, n)
-	}
-	first := c.glance(ctx, t, slots, nil)
-	seen := make(map[sightKey]bool)
+	first := c.glance(ctx, t, allSlots(t), nil)
 	var again []slotIndex
 	for _, s := range first.chunks {
 		switch {
-		case !s.closed:
-			seen[s.key()] = true
-			if s.at == atSwitch {
-				again = append(again, s.slot)
-			}
-		case s.at == atSwitch:
+		case s.at != atSwitch:
+		case s.closed:
 			l.chunks = append(l.chunks, s)
+		default:
+			again = append(again, s.slot)
 		}
 	}
 	select {
-	case <-time.After(stuckAfter + time.Millisecond): // what is as old as the look is stuck
+	case <-time.After(stuckAfter + time.Millisecond): // what was incomplete at the first look is stuck
 	case <-ctx.Done():
 		return l, ctx.Err()
 	}
 	second := c.glance(ctx, t, again, first.blind)
-	elapsed := time.Since(l.began)
-	for _, s := range second.chunks {
-		if seen[s.key()] {
-			s.age = max(s.age, elapsed)
-		}
-		l.chunks = append(l.chunks, s)
-	}
+	l.chunks = append(l.chunks, second.chunks...)
 	if first.counts != nil && second.counts != nil {
 		l.before, l.counts = first.counts, second.counts
 	}
@@ -250,8 +231,6 @@ func allSlots(t *target) (indexes []slotIndex) {
 
 // readSwitch reads slots of a job, without those that are another's, and the counts of its ranks' packets.
 func (c *Controller) readSwitch(ctx context.Context, t *target, indexes []slotIndex) ([]sight, []uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
 	session, err := c.links.session()
 	if err != nil {
 		return nil, nil, err
@@ -272,6 +251,8 @@ func (c *Controller) readSwitch(ctx context.Context, t *target, indexes []slotIn
 			})
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
 	traffic, err := session.DirectCounter(ctx, tableMember)
 	if err != nil {
 		return nil, nil, err
@@ -317,16 +298,7 @@ func (c *Controller) readServer(ctx context.Context, t *target, name string) ([]
 	return seen, nil
 }
 
-// sightKey tells apart what aggregators have of chunks.
-type sightKey struct {
-	at    string
-	epoch uint16
-	place place
-}
-
-func (s *sight) key() sightKey { return sightKey{s.at, s.epoch, s.place} }
-
-// evidence returns what a look and what was known before say together, and remembers the look for the next one.
+// evidence returns what a look and what was known before say together.
 func (r *rendezvous) evidence(now time.Time, l look) *evidence {
 	e := &evidence{
 		chunks: l.chunks, blind: l.blind,
@@ -335,19 +307,6 @@ func (r *rendezvous) evidence(now time.Time, l look) *evidence {
 	if rec := r.recovery; rec.underWay() {
 		e.recovery = &recoveryEvidence{rec.lacks(), rec.asks(), now.Sub(rec.began)}
 	}
-	since := make(map[sightKey]time.Time)
-	for i, s := range e.chunks {
-		if s.closed {
-			continue
-		}
-		key := s.key()
-		since[key] = now.Add(-s.age)
-		if was, known := r.since[key]; known && was.Before(since[key]) {
-			since[key] = was
-			e.chunks[i].age = now.Sub(was)
-		}
-	}
-	r.since = since
 	if l.counts != nil {
 		e.traffic = make([]traffic, len(r.seats))
 	}

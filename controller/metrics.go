@@ -13,10 +13,11 @@ import (
 )
 
 var (
-	metricReady     = metrics.Desc("device_ready", "1 if the controller has programmed the switch or server and reaches it, else 0.", "device")
-	metricSent      = metrics.Desc("sent_packets_total", "Packets that the switch has made, by type.", "device", "type")
-	metricJobs      = metrics.Desc("jobs", "Jobs in a state.", "state")
-	metricRanks     = metrics.Desc("job_ranks", "Ranks of a job: all of them, and those that have joined, have left, or are gone.", "job", "which")
+	metricReady = metrics.Desc("device_ready", "1 if the controller has programmed the switch or server and reaches it, else 0.", "device")
+	metricSent  = metrics.Desc("sent_packets_total", "Packets that the switch has made, by type.", "device", "type")
+	metricJobs  = metrics.Desc("jobs", "Jobs in a state.", "state")
+	metricRanks = metrics.Desc("job_ranks", "Ranks of a job: all of them, and those that have joined, have left, are gone, or are awaited by a controller that was restarted.",
+		"job", "which")
 	metricChanging  = metrics.Desc("job_changing", "1 while the job's plan changes, else 0.", "job")
 	metricRecovery  = metrics.Desc("job_recovering", "1 while the job is being recovered, else 0.", "job")
 	metricRound     = metrics.Desc("job_round", "Oldest unfinished round of the slowest rank, as far as ranks have reported.", "job")
@@ -29,6 +30,15 @@ func newChanges() prometheus.Histogram {
 	return prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "xagg_change_seconds",
 		Help:    "How long changes of a job's plan took, from their request until the old plan was removed.",
+		Buckets: prometheus.ExponentialBuckets(0.001, 4, 10), // to 262 s
+	})
+}
+
+// newRecoveryTimes returns the histogram of how long recoveries take.
+func newRecoveryTimes() prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "xagg_recovery_seconds",
+		Help:    "How long recoveries of jobs took, from what began them until the ranks went on.",
 		Buckets: prometheus.ExponentialBuckets(0.001, 4, 10), // to 262 s
 	})
 }
@@ -48,11 +58,13 @@ func (m collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- d
 	}
 	m.c.changes.Describe(ch)
+	m.c.recoveryTimes.Describe(ch)
 }
 
 // Collect implements [prometheus.Collector].
 func (m collector) Collect(ch chan<- prometheus.Metric) {
 	m.c.changes.Collect(ch)
+	m.c.recoveryTimes.Collect(ch)
 	reply := m.c.status(context.Background())
 	sw := reply.Switch
 	ch <- metrics.Gauge(metricReady, truth(sw.Ready), sw.Name)
@@ -72,7 +84,7 @@ func (m collector) Collect(ch chan<- prometheus.Metric) {
 	for _, j := range reply.Jobs {
 		states[state(j.State)]++
 		ch <- metrics.Gauge(metricRanks, float64(j.Ranks), j.Name, "all")
-		for which, mask := range map[string]uint64{"joined": j.Joined, "left": j.Left, "gone": j.Gone} {
+		for which, mask := range map[string]uint64{"joined": j.Joined, "left": j.Left, "gone": j.Gone, "awaited": j.Awaited} {
 			ch <- metrics.Gauge(metricRanks, float64(bits.OnesCount64(mask)), j.Name, which)
 		}
 		ch <- metrics.Gauge(metricChanging, truth(j.Change != nil), j.Name)
@@ -84,19 +96,20 @@ func (m collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// progress emits what the ranks of a job have reported, if any has.
+// progress emits what the ranks of a job that runs have reported, if any has that is there and has not left.
 func (m collector) progress(ch chan<- prometheus.Metric, j *api.Job) {
 	m.c.mu.Lock()
 	defer m.c.mu.Unlock()
 	meet := m.c.meets[j.Name]
-	if meet == nil || uint32(meet.id) != j.Id {
-		return // it was removed or began anew this very moment
+	if meet == nil || uint32(meet.id) != j.Id || meet.state != stateRunning { // also if it was removed or began anew this very moment
+		return
 	}
 	var round uint32
 	var oldest time.Duration
 	waiting, heard := 0, 0
-	for _, s := range meet.seats {
-		if s == nil || s.heard.progress == nil {
+	for _, rank := range ranksOf(meet.joined() &^ meet.left) {
+		s := meet.seats[rank]
+		if s.heard.progress == nil {
 			continue
 		}
 		p := s.heard.progress

@@ -47,10 +47,15 @@ func (c *Controller) recover(ctx context.Context, j *job, reason string) {
 	if meet.state != stateRunning {
 		return
 	}
-	meet.recovery.giveUp()
+	before := meet.recovery
+	anew := before.underWay()
+	before.giveUp()
 	meet.recovers()
 	c.recoveries++
 	rec := newRecovering(c.recoveries, reason, meet.there(), meet.returning(), time.Now())
+	if anew {
+		rec.stopped = before.stopped
+	}
 	meet.recovery = rec
 	j.recovering = recoverHeld
 	close(meet.freeze)
@@ -111,8 +116,9 @@ func (c *Controller) carryOut(ctx context.Context, j *job, meet *rendezvous, rec
 		}
 	}
 	rec.resume()
+	c.recoveryTimes.Observe(time.Since(rec.stopped).Seconds())
 	c.running.Go(c.trySave) // where ranks that came back begin
-	log.Info("job has recovered", "took", time.Since(rec.began).Round(time.Microsecond))
+	log.Info("job has recovered", "took", time.Since(rec.stopped).Round(time.Microsecond))
 	c.links.announce()
 	if rec.back != 0 && !rec.letsIn {
 		c.running.Go(func() { c.letIn(ctx, j, meet, rec) })
@@ -276,7 +282,7 @@ func (c *Controller) installRecovery(ctx context.Context, j *job, meet *rendezvo
 }
 
 // installed reports whether an owner has all that it wants, and the switch nothing else of it. What a server cannot be
-// rid of at the moment harms nobody.
+// rid of at the moment harms nobody. Neither c.mu nor c.applying is held.
 func (c *Controller) installed(owner uint16) bool {
 	want := c.wanted(owner)
 	c.applying.Lock()

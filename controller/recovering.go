@@ -21,13 +21,14 @@ const (
 // recovering is a recovery of an incarnation of a job. It is pure but for its channels, which only ever close: each says
 // that a step is done, and void that the recovery is given up, because something else was lost or the job is over.
 type recovering struct {
-	number uint64
-	reason string
-	step   recoverStep
-	began  time.Time
-	ranks  uint64 // that take part: those that were there when it began
-	back   uint64 // ranks that want to come back with it, and
-	letsIn bool   // whether they can
+	number  uint64
+	reason  string
+	step    recoverStep
+	began   time.Time
+	stopped time.Time // since when ranks are stopped: when this one began, or the first that was given up for the next
+	ranks   uint64    // that take part: those that were there when it began
+	back    uint64    // ranks that want to come back with it, and
+	letsIn  bool      // whether they can
 
 	states  map[int]recovery.State
 	plan    recovery.Plan
@@ -41,7 +42,7 @@ type recovering struct {
 
 func newRecovering(number uint64, reason string, ranks, back uint64, now time.Time) *recovering {
 	r := &recovering{
-		number: number, reason: reason, ranks: ranks, back: back, began: now,
+		number: number, reason: reason, ranks: ranks, back: back, began: now, stopped: now,
 		states: make(map[int]recovery.State), results: make(map[recovery.ChunkID][]byte),
 		asked: make(chan struct{}), planned: make(chan struct{}), given: make(chan struct{}), resumed: make(chan struct{}),
 		void: make(chan struct{}),

@@ -7,7 +7,6 @@ import (
 	"math/bits"
 	"slices"
 	"strings"
-	"time"
 
 	"xagg/policy"
 	"xagg/wire"
@@ -43,8 +42,6 @@ type rendezvous struct {
 
 	// awaited is the mask of ranks that joined an earlier controller and have not come back to this one yet.
 	awaited uint64
-
-	since map[sightKey]time.Time // since when, at least, chunks are incomplete, as of the last look
 
 	ready chan struct{} // closed when the state becomes running
 	over  chan struct{} // closed when the state becomes finished or aborted

@@ -807,6 +807,7 @@ func TestPolicyAndState(t *testing.T) {
 	}
 
 	r.kill()
+	r.life.end() // nobody looks at the configuration any more
 	r.c.cfg.Policy = policy.Static{Mode: policy.ModeServer, Servers: []string{"s0"}}
 	r.restart()
 	check("another policy", "waits")
@@ -829,10 +830,41 @@ func TestPolicyAndState(t *testing.T) {
 	}
 
 	r.kill()
+	r.life.end() // nobody looks at the configuration any more
 	r.c.cfg.Servers = append(slices.Clone(r.c.cfg.Servers), Server{
 		Name: "s2", Agent: "s2:1", IP: netip.MustParseAddr("10.77.1.3"), MAC: MAC{2, 0x78, 0x61, 0, 1, 3}, Port: 67,
 	})
 	r.agents["s2"] = newFakeAgent(t, "s2", 1000)
 	r.restart()
 	check("another server", "own", "all")
+}
+
+// TestServerComesLateToARecovery: a server that the controller sees again only after it has decided a job's next plan cannot
+// have that plan yet, and has lost nothing.
+func TestServerComesLateToARecovery(t *testing.T) {
+	r := newRoom(t, keptConfig(t), nil)
+	r.ready()
+	job := r.quorumOfThree()
+	stations := r.serveAll(job, nil)
+	r.losesStream(stations[2])
+	r.kill()
+	r.agents["s0"].stop()
+	r.restart()
+	for n := range uint32(2) {
+		k := r.back("q", n, job.Id)
+		k.ready()
+		stations[n] = k.serve(job.Id, nil)
+	}
+	back := r.join("q", 2, "d")
+	r.until("the recovery waits for s0", func() bool { return strings.Contains(r.job("q").Recovery, "epoch 2 to be installed") })
+	r.agents["s0"].resume()
+	r.ready()
+	r.replies(stations[:2])
+	if ready := back.ready(); ready.Epoch != 2 {
+		t.Errorf("rank 2 comes back with %v", ready)
+	}
+	if told := strings.Join(r.life.logged(), "\n"); strings.Contains(told, "lost its memory") {
+		t.Errorf("told %s", told)
+	}
+	r.installed()
 }

@@ -41,7 +41,9 @@ func (c *Controller) readSlots(ctx context.Context, indexes []uint32) (map[uint3
 	headers := make(map[uint32]wire.Header, len(indexes))
 	for bunch := range slices.Chunk(indexes, slotsAtOnce) {
 		pause := time.NewTimer(slotsPause)
-		err := c.askSlots(ctx, bunch, 0, func(index uint32, p *wire.Packet) { headers[index] = p.Header })
+		asking, cancel := context.WithTimeout(ctx, lookTimeout)
+		err := c.askSlots(asking, bunch, 0, func(index uint32, p *wire.Packet) { headers[index] = p.Header })
+		cancel()
 		if err != nil {
 			pause.Stop()
 			return headers, fmt.Errorf("read slots %d to %d: %w", bunch[0], bunch[len(bunch)-1], err)

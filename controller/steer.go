@@ -249,11 +249,17 @@ func (c *Controller) advance(ctx context.Context, j *job, ch *change, meet *rend
 		meet.retired(j.epoch)
 	}
 	err := c.unlocked(ctx, meet.id)
-	removed := ch.stage == stageRetiring && (err == nil || !c.superfluous(meet.id))
-	if j.change != ch {
-		return true
+	if err != nil {
+		c.mu.Unlock()
+		if c.installed(meet.id) {
+			err = nil
+		}
+		c.mu.Lock()
 	}
-	if !removed {
+	switch {
+	case j.change != ch:
+		return true
+	case ch.stage != stageRetiring || err != nil:
 		return false
 	}
 	// A server that cannot be reached keeps the old plan until it is back, which harms nobody: the slots are its own.
@@ -265,25 +271,6 @@ func (c *Controller) advance(ctx context.Context, j *job, ch *change, meet *rend
 	c.running.Go(c.trySave)
 	c.links.announce()
 	return true
-}
-
-// superfluous reports whether the switch may have something that an owner does not want. c.mu is held, though not all
-// the time.
-func (c *Controller) superfluous(owner uint16) bool {
-	c.mu.Unlock()
-	defer c.mu.Lock()
-	c.applying.Lock()
-	defer c.applying.Unlock()
-	if _, err := c.links.session(); err != nil {
-		return true // whoever is away has what it had
-	}
-	want := c.wanted(owner)
-	for key := range c.have[owner].entities {
-		if _, ok := want.entities[key]; !ok {
-			return true
-		}
-	}
-	return false
 }
 
 // Report implements the API.

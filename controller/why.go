@@ -54,10 +54,9 @@ type sight struct {
 	slot   slotIndex // at the switch
 	epoch  uint16
 	place  place
-	have   uint64 // mask of contributors
-	closed bool   // it has passed its sum on
-	// age is the time since the first arrival. The switch does not tell, so there it is what is known of it at least.
-	age time.Duration
+	have   uint64        // mask of contributors
+	closed bool          // it has passed its sum on
+	age    time.Duration // since the first arrival; of a closed one at the switch until the last
 }
 
 // slotIndex counts slots through the whole switch.
@@ -341,21 +340,15 @@ func (e *evidence) blocker(rank int, lacking []stuck) *api.Blocker {
 		b.OldestUs = max(b.OldestUs, uint64(s.age.Microseconds()))
 	}
 	sent := make([]stuck, len(lacking)) // where it sends to, which need not be where it was missed
-	atLeast := false
 	for i, s := range lacking {
 		sent[i] = s
-		atLeast = atLeast || s.at == atSwitch
 		if e.under(s.epoch).cohort&(1<<rank) != 0 {
 			sent[i].at = atSwitch
 		}
 	}
 	places, at := whereabouts(sent)
 	b.Chunks = uint32(len(places))
-	age := seconds(microseconds(b.OldestUs))
-	if atLeast { // the switch's chunks may be older than anybody has looked
-		age = "at least " + age
-	}
-	b.Explanation = e.sentence(rank, b, places, at, age)
+	b.Explanation = e.sentence(rank, b, places, at, seconds(microseconds(b.OldestUs)))
 	return b
 }
 

@@ -52,7 +52,7 @@ func TestExplain(t *testing.T) {
 			e:        evidence{job: running(nil), chunks: pool, traffic: []traffic{{}, {}, {}, {90, 5 * s}}, reports: said(3, &api.Progress{ForUs: 4_300_000})},
 			summary:  "3 of 4 ranks wait for rank 3 on host w3: 3 chunks lack rank 3, the oldest for 4.2 s",
 			blockers: []int{3},
-			explanations: []string{"rank 3 on host w3 has not sent its part of chunks 12-14 of round 7 to the switch for at least 4.2 s; " +
+			explanations: []string{"rank 3 on host w3 has not sent its part of chunks 12-14 of round 7 to the switch for 4.2 s; " +
 				"the switch has seen none of its packets for at least 5.0 s; it last reported 0.5 s ago that it has been computing for 4.3 s"},
 			waiting: []string{"switch round 7 chunks 12-14 have 7 missing 8"},
 		},
@@ -62,7 +62,7 @@ func TestExplain(t *testing.T) {
 				reports: said(0, &api.Progress{Waiting: true, Round: 7, ChunksLeft: 9, Chunk: 12, ForUs: 30_000_000})},
 			summary:      "3 of 4 ranks wait for rank 3 on host w3: 1 chunk lacks rank 3, the oldest for 4.2 s; rank 0 has waited for round 7 for 30.5 s",
 			blockers:     []int{3},
-			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 12 of round 7 to the switch for at least 4.2 s; the switch has not seen a single packet of it; it has reported nothing"},
+			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 12 of round 7 to the switch for 4.2 s; the switch has not seen a single packet of it; it has reported nothing"},
 			waiting:      []string{"switch round 7 chunks 12-12 have 7 missing 8"},
 		},
 		{
@@ -72,7 +72,7 @@ func TestExplain(t *testing.T) {
 			}},
 			summary:      "3 of 4 ranks wait for rank 3 on host w3: 4 chunks lack rank 3, the oldest for 3.0 s",
 			blockers:     []int{3},
-			explanations: []string{"rank 3 on host w3 has not sent its part of chunks 12-14 of round 7 and chunk 0 of round 8 to the switch for at least 3.0 s; the switch has not seen a single packet of it; it has reported nothing"},
+			explanations: []string{"rank 3 on host w3 has not sent its part of chunks 12-14 of round 7 and chunk 0 of round 8 to the switch for 3.0 s; the switch has not seen a single packet of it; it has reported nothing"},
 			waiting: []string{"switch round 7 chunks 12-12 have 7 missing 8", "switch round 7 chunks 13-13 have 3 missing c",
 				"switch round 7 chunks 14-14 have 1 missing e", "switch round 8 chunks 0-0 have 1 missing e"},
 		},
@@ -83,7 +83,7 @@ func TestExplain(t *testing.T) {
 				reports: said(3, &api.Progress{Waiting: true, Round: 7, ChunksLeft: 6, ForUs: 3_000_000})},
 			summary:  "3 of 4 ranks wait for rank 3 on host w3: 6 chunks lack rank 3, the oldest for 1.0 s",
 			blockers: []int{3},
-			explanations: []string{"rank 3 on host w3 has not sent its part of 6 chunks of round 7 from chunk 0 on to the switch for at least 1.0 s; " +
+			explanations: []string{"rank 3 on host w3 has not sent its part of 6 chunks of round 7 from chunk 0 on to the switch for 1.0 s; " +
 				"the switch has seen none of its packets for at least 2.0 s, though it sends: they are lost on the way; " +
 				"it last reported 0.5 s ago that it has waited for 3.0 s for 6 chunks of round 7, from chunk 0 on"},
 			waiting: []string{"switch round 7 chunks 0-0 have 7 missing 8", "switch round 7 chunks 2-2 have 7 missing 8",
@@ -95,7 +95,7 @@ func TestExplain(t *testing.T) {
 				reports: said(3, &api.Progress{Waiting: true, Round: 7, ChunksLeft: 6, ForUs: 3_000_000})},
 			summary:  "3 of 4 ranks wait for rank 3 on host w3: 1 chunk lacks rank 3, the oldest for 4.2 s",
 			blockers: []int{3},
-			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 12 of round 7 to the switch for at least 4.2 s; " +
+			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 12 of round 7 to the switch for 4.2 s; " +
 				"the switch has seen none of its packets for at least 0.2 s; " +
 				"it last reported 0.5 s ago that it has waited for 3.0 s for 6 chunks of round 7, from chunk 0 on"},
 			waiting: []string{"switch round 7 chunks 12-12 have 7 missing 8"},
@@ -106,7 +106,7 @@ func TestExplain(t *testing.T) {
 				reports: said(3, &api.Progress{Waiting: true, Round: 6, ChunksLeft: 6, ForUs: 3_000_000})},
 			summary:  "3 of 4 ranks wait for rank 3 on host w3: 1 chunk lacks rank 3, the oldest for 4.2 s",
 			blockers: []int{3},
-			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 12 of round 7 to the switch for at least 4.2 s; " +
+			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 12 of round 7 to the switch for 4.2 s; " +
 				"the switch has seen none of its packets for at least 2.0 s; " +
 				"it last reported 0.5 s ago that it has waited for 3.0 s for 6 chunks of round 6, from chunk 0 on"},
 			waiting: []string{"switch round 7 chunks 12-12 have 7 missing 8"},
@@ -117,7 +117,7 @@ func TestExplain(t *testing.T) {
 				reports: []report{{}, {}, {}, {&api.Progress{Round: 6}, 4 * s}}},
 			summary:  "3 of 4 ranks wait for rank 3 on host w3: 1 chunk lacks rank 3, the oldest for 4.2 s",
 			blockers: []int{3},
-			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 12 of round 7 to the switch for at least 4.2 s; " +
+			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 12 of round 7 to the switch for 4.2 s; " +
 				"the switch has seen none of its packets for at least 2.0 s; " +
 				"it has reported nothing for 4.0 s: its process is stopped, or cut off from the controller"},
 			waiting: []string{"switch round 7 chunks 12-12 have 7 missing 8"},
@@ -128,7 +128,7 @@ func TestExplain(t *testing.T) {
 				chunks: []sight{at("switch", 0, 0, 0b0001, s), at("switch", 1<<32-1, 5, 0b0111, s)}},
 			summary:      "3 of 4 ranks wait for rank 3 on host w3: 2 chunks lack rank 3, the oldest for 1.0 s",
 			blockers:     []int{3},
-			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 5 of round 4294967295 and chunk 0 of round 0 to the switch for at least 1.0 s; the switch has not seen a single packet of it; it has reported nothing"},
+			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 5 of round 4294967295 and chunk 0 of round 0 to the switch for 1.0 s; the switch has not seen a single packet of it; it has reported nothing"},
 			waiting:      []string{"switch round 4294967295 chunks 5-5 have 7 missing 8", "switch round 0 chunks 0-0 have 1 missing e"},
 		},
 		{
@@ -138,7 +138,7 @@ func TestExplain(t *testing.T) {
 			}},
 			summary:      "3 of 4 ranks wait for rank 1 on host w1: 1 chunk lacks rank 1, the oldest for 1.0 s",
 			blockers:     []int{1},
-			explanations: []string{"rank 1 on host w1 has not sent its part of chunk 2 of round 7 to the switch for at least 1.0 s; the switch has not seen a single packet of it; it has reported nothing"},
+			explanations: []string{"rank 1 on host w1 has not sent its part of chunk 2 of round 7 to the switch for 1.0 s; the switch has not seen a single packet of it; it has reported nothing"},
 			waiting:      []string{"s0 round 7 chunks 2-2 have 8 missing 7", "switch round 7 chunks 2-2 have 5 missing 2"},
 		},
 		{
@@ -202,7 +202,7 @@ func TestExplain(t *testing.T) {
 			summary: "2 of 4 ranks wait for rank 1 on host w1: 1 chunk lacks rank 1, the oldest for 1.0 s; " +
 				"3 of 4 ranks are enough, 0.1 s after the first, and nobody waits for rank 3, which is gone",
 			blockers:     []int{1},
-			explanations: []string{"rank 1 on host w1 has not sent its part of chunk 1 of round 7 to the switch for at least 1.0 s; the switch has not seen a single packet of it; it has reported nothing"},
+			explanations: []string{"rank 1 on host w1 has not sent its part of chunk 1 of round 7 to the switch for 1.0 s; the switch has not seen a single packet of it; it has reported nothing"},
 			waiting:      []string{"switch round 7 chunks 1-1 have 5 missing 2"},
 		},
 		{

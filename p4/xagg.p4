@@ -605,6 +605,9 @@ control XaggIngress(inout headers_t hdr, inout metadata_t meta, inout standard_m
         hdr.x.rank = marks[23:16];
         hdr.x.next_epoch = marks[15:0];
         hdr.x.reason = marks[47:40];
+        if (hdr.x.reason == 0) {
+            last = standard_metadata.ingress_global_timestamp; // it is open: the time since the first arrival
+        }
         hdr.x.spread_us = (bit<32>)(last - first);
         hdr.udp.checksum = 0;
         if (hdr.b0.isValid()) { lanes0.read(hdr.b0.lanes, i); }

@@ -14,6 +14,10 @@ import (
 // reasons and ranks like the XDP program, and its answers are the same bytes. It is a [Store], and all of its methods
 // may be called from several goroutines.
 type Memory struct {
+	// Clock, if it is set before the server is used, tells the time of Handle when there is no frame: chunks grow older
+	// also while nobody sends. Without it their ages are those at the newest frame.
+	Clock func() uint64
+
 	mu      sync.Mutex
 	slots   uint32
 	server  *agg.Server
@@ -161,10 +165,13 @@ func (m *Memory) ResetRanks(index uint32) error {
 	return nil
 }
 
-// OpenSlots implements [Store]. It is the time of the newest frame.
+// OpenSlots implements [Store].
 func (m *Memory) OpenSlots(plans []Plan) ([]OpenSlot, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.Clock != nil {
+		m.now = max(m.now, m.Clock())
+	}
 	return openSlots(plans, m.now, func(slot uint32) (slotState, error) {
 		s := m.server.Look(slot)
 		return slotState{

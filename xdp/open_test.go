@@ -55,6 +55,11 @@ func TestOpenSlots(t *testing.T) {
 			t.Errorf("job %d: %v (-want +got):\n%s", c.job, err, diff)
 		}
 	}
+	// Chunks grow older also while nobody sends.
+	memory.Clock = func() uint64 { return 5000 }
+	if reply, err := agent.OpenSlots(t.Context(), &api.OpenSlotsRequest{Job: 6}); err != nil || len(reply.Slots) != 1 || reply.Slots[0].AgeUs != 3700 {
+		t.Errorf("later: %v %v", reply, err)
+	}
 	// What a plan that was removed left is not waited for.
 	if _, err := agent.Remove(t.Context(), &api.RemoveRequest{Job: 5, Epoch: 1}); err != nil {
 		t.Fatal(err)

@@ -329,32 +329,55 @@ func TestCannotTakeOver(t *testing.T) {
 	}
 }
 
-// TestRemains begins where an agent left what nobody can use.
+// TestRemains begins where an agent left what nobody can use: also one that was killed while it removed its pins, before any
+// of them, and of whatever version.
 func TestRemains(t *testing.T) {
-	for _, c := range []struct {
+	type remains struct {
 		name string
-		edit func(t *testing.T, s *Server)
-	}{
-		{"not complete", func(t *testing.T, s *Server) {
+		edit func(t *testing.T, s *Server, p *pins)
+	}
+	cases := []remains{
+		{"not complete", func(t *testing.T, s *Server, _ *pins) {
 			s.record.Complete = 0
 			if err := s.writeRecord(); err != nil {
 				t.Fatal(err)
 			}
 		}},
-		{"interface gone", func(t *testing.T, _ *Server) {
+		{"interface gone", func(t *testing.T, _ *Server, _ *pins) {
 			if err := netlink.LinkDel(linkByName(t, "server")); err != nil {
 				t.Fatal(err)
 			}
 			vethPair(t, 1500, 1)
 		}},
-	} {
+	}
+	for removed, name := range pinNames {
+		cases = append(cases, remains{"killed before it removed " + name, func(t *testing.T, s *Server, p *pins) {
+			if removed%2 == 0 {
+				s.record.Object[3]++
+				if err := s.writeRecord(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, name := range []string{pinLink, pinPeer} {
+				if err := detach(p.path(name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, name := range pinNames[:removed] {
+				if err := os.Remove(p.path(name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}})
+	}
+	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			enterNamespace(t)
 			vethPair(t, 1500, 1)
 			cfg := Config{Interface: "server", Memory: 10 * SlotSize, Mode: Native, Pin: bpfDir(t)}
 			server, p := mustPin(t, cfg)
 			first := server.Instance()
-			c.edit(t, server)
+			c.edit(t, server, p)
 			die(t, server, p)
 			server, p = mustPin(t, cfg)
 			if server.Instance() == first {

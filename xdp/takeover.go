@@ -33,13 +33,6 @@ func (p *pins) takeOver(cfg Config, log *slog.Logger) (*Server, error) {
 		return nil, err
 	}
 	refuse := func(format string, args ...any) error { return &PinnedError{p.dir, fmt.Sprintf(format, args...)} }
-	if r.Complete == 0 {
-		log.Warn("removing what an agent left that died before it was ready", "pins", p.dir)
-		return nil, p.clear()
-	}
-	if r.Object != objectHash() {
-		return nil, refuse("it runs another version of the program, which this xagg does not know; start the xagg that pinned it")
-	}
 	slots, err := cfg.Memory.Slots()
 	if err != nil {
 		return nil, err
@@ -47,7 +40,12 @@ func (p *pins) takeOver(cfg Config, log *slog.Logger) (*Server, error) {
 
 	s := &Server{plans: make(map[planKey]Plan), record: r, slots: slots}
 	fail := func(err error) (*Server, error) { return nil, errors.Join(err, s.Close()) }
-	if s.link, err = link.LoadPinnedLink(p.path(pinLink), nil); err != nil {
+	s.link, err = link.LoadPinnedLink(p.path(pinLink), nil)
+	if r.Complete == 0 || errors.Is(err, fs.ErrNotExist) { // the link is pinned almost last, and removed first
+		log.Warn("removing what an agent left that died before it was ready, or before it had removed all", "pins", p.dir)
+		return fail(p.clear())
+	}
+	if err != nil {
 		return fail(fmt.Errorf("open %s: %w", p.path(pinLink), explain(err)))
 	}
 	ifindex, program, err := attachedTo(s.link)
@@ -57,6 +55,9 @@ func (p *pins) takeOver(cfg Config, log *slog.Logger) (*Server, error) {
 	if ifindex == 0 {
 		log.Warn("removing a pinned server whose interface is gone", "pins", p.dir, "was", r.iface())
 		return fail(p.clear())
+	}
+	if r.Object != objectHash() {
+		return fail(refuse("it runs another version of the program, which this xagg does not know; start the xagg that pinned it"))
 	}
 	if s.mode, err = modeAt(cfg.Interface, program); err != nil {
 		return fail(err)

@@ -9,9 +9,9 @@ links that the scenario wants, and has `xagg bench run` do the rest on these
 hosts. All results go to one file, of which `xagg bench report` makes a report
 at the end.
 
-The real simple_switch_grpc forwards a few thousand packets a second. For it,
-scenarios have their rates and sizes divided, so that the network is what they
-measure; their names say so.
+The real simple_switch_grpc is several times slower than the engine. For it,
+scenarios are made slower, so that the network is what they measure; their
+names say so.
 
 Needs root, Mininet and the xagg binary.
 """
@@ -67,7 +67,7 @@ class SimpleSwitch(SimpleSwitchGrpc):
 
 
 SWITCHES = {cls.kind: cls for cls in (Engine, SimpleSwitch)}
-DIVIDE = {Engine.kind: 1, SimpleSwitch.kind: 8}
+SLOW = {Engine.kind: 1, SimpleSwitch.kind: 2}
 
 
 class Wire(PlainLinks, Host):
@@ -242,8 +242,8 @@ def xagg(args, *command):
 
 def run(args, kind, path, folder):
     """Run a scenario in all modes; return the exit code."""
-    scenario = json.loads(xagg(args, 'bench', 'topology', '--divide',
-                               str(DIVIDE[kind]), path))
+    scenario = json.loads(xagg(args, 'bench', 'topology', '--slow',
+                               str(SLOW[kind]), path))
     file = os.path.join(folder, 'scenario.yaml')
     with open(file, 'w', encoding='utf-8') as out:
         out.write(scenario['yaml'])

@@ -15,6 +15,7 @@ func newBenchCommand(env *env) *cobra.Command {
 	cmd.AddCommand(newBenchLossCommand(env))
 	cmd.AddCommand(newBenchWorkerCommand(env), newBenchParameterServerCommand(env))
 	cmd.AddCommand(newBenchTopologyCommand(env))
+	cmd.AddCommand(newBenchAggregatorCommand(env))
 	return cmd
 }
 

@@ -189,9 +189,11 @@ have left.`,
 			if err != nil {
 				return endpoint.NewListenError("tcp", listen, err)
 			}
-			stop := context.AfterFunc(cmd.Context(), func() { lis.Close() })
-			defer stop()
-			return sum.Serve(lis)
+			defer context.AfterFunc(cmd.Context(), sum.Close)()
+			if err = sum.Serve(lis); cmd.Context().Err() != nil {
+				return context.Cause(cmd.Context())
+			}
+			return err
 		},
 	}
 	f := cmd.Flags()

@@ -18,6 +18,7 @@ import (
 
 	"xagg/bmv2"
 	"xagg/internal/endpoint"
+	"xagg/lab/aggregator"
 	"xagg/lab/netns"
 	"xagg/xdp"
 )
@@ -92,8 +93,9 @@ func lacking(err error) bool {
 		address *endpoint.ListenError
 		machine *bmv2.EnvironmentError
 		device  *xdp.NoInterfaceError
+		kernel  *aggregator.UnsupportedError
 	)
-	return errors.As(err, &address) || errors.As(err, &machine) || errors.As(err, &device) ||
+	return errors.As(err, &address) || errors.As(err, &machine) || errors.As(err, &device) || errors.As(err, &kernel) ||
 		errors.Is(err, xdp.ErrPrivileges) || errors.Is(err, netns.ErrNotPermitted)
 }
 

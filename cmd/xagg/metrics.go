@@ -3,10 +3,11 @@ package main
 import (
 	"context"
 	"log/slog"
+	"net"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
 	"xagg/internal/endpoint"
 	"xagg/internal/metrics"
@@ -17,8 +18,8 @@ func metricsFlag(cmd *cobra.Command, address *string) {
 		"address to serve metrics for Prometheus at, under "+metrics.Path+": HOST:PORT or unix:PATH; it is not authenticated (default: nowhere)")
 }
 
-// withMetrics runs a daemon and serves what the collector says beside it, if there is an address to do it at. Both end
-// when one does.
+// withMetrics runs a daemon and serves what the collector says beside it, if there is an address to do it at. An address that
+// cannot be had is an error before the daemon begins.
 func withMetrics(ctx context.Context, log *slog.Logger, address string, c prometheus.Collector, daemon func(context.Context) error) error {
 	if address == "" {
 		return daemon(ctx)
@@ -30,15 +31,20 @@ func withMetrics(ctx context.Context, log *slog.Logger, address string, c promet
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	var group errgroup.Group
-	group.Go(func() error {
-		defer cancel()
-		return metrics.Serve(ctx, lis, log, c)
+	return besideMetrics(ctx, log, lis, c, daemon)
+}
+
+// besideMetrics runs a daemon and serves metrics on lis as long as it runs. Metrics that cannot be served any more are a line
+// in the log, and no reason to end what jobs need.
+func besideMetrics(ctx context.Context, log *slog.Logger, lis net.Listener, c prometheus.Collector, daemon func(context.Context) error) error {
+	serving, cancel := context.WithCancel(ctx)
+	var done sync.WaitGroup
+	done.Go(func() {
+		if err := metrics.Serve(serving, lis, log, c); err != nil {
+			log.Error("metrics are not served any more; a restart serves them again", "err", err)
+		}
 	})
-	group.Go(func() error {
-		defer cancel()
-		return daemon(ctx)
-	})
-	return group.Wait()
+	defer done.Wait()
+	defer cancel()
+	return daemon(ctx)
 }

@@ -84,7 +84,7 @@ func (r *record) jobs(seed uint64) ([]results.Job, error) {
 }
 
 // bytes returns how many bytes of gradients ranks had summed between two moments of the monotonic clock: of a round that lies
-// there only in part, that part of them.
+// there only in part, that part of them, and nothing of one that a rank has skipped.
 func (r *record) bytes(from, to time.Duration) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,7 +94,7 @@ func (r *record) bytes(from, to time.Duration) uint64 {
 		for _, rounds := range ranks {
 			for i := range rounds {
 				begin, took := time.Duration(rounds[i].Begin), rounds[i].Took()
-				if inside := min(begin+took, to) - max(begin, from); inside > 0 {
+				if inside := min(begin+took, to) - max(begin, from); inside > 0 && !rounds[i].Skipped {
 					sum += 4 * float64(values) * float64(inside) / float64(took)
 				}
 			}
@@ -110,11 +110,15 @@ func summarize(s *scenario.Scenario, job int, ranks [][]loop.Round, ideal *scena
 		Name: s.Jobs[job].Name, Buckets: len(tensors.Buckets()), Values: tensors.Values(), IdealSpan: ideal.Span(s.Warmup).Seconds(),
 	}
 	begin, end := int64(0), int64(0)
+	skipped, any := slices.Repeat([][]int{{}}, len(ranks)), false
 	for rank, rounds := range ranks {
 		rounds = rounds[s.Warmup:]
 		var comm, took, compute, floor []float64
 		for i := range rounds {
 			r := &rounds[i]
+			if r.Skipped {
+				skipped[rank], any = append(skipped[rank], i), true
+			}
 			comm = append(comm, r.Comm().Seconds())
 			took = append(took, r.Took().Seconds())
 			compute = append(compute, time.Duration(slices.Max(r.Ready)).Seconds())
@@ -136,6 +140,9 @@ func summarize(s *scenario.Scenario, job int, ranks [][]loop.Round, ideal *scena
 		}
 		end = max(end, last.Begin+last.Took().Nanoseconds())
 		j.Comm, j.Round, j.Compute, j.Floor = append(j.Comm, comm), append(j.Round, took), append(j.Compute, compute), append(j.Floor, floor)
+	}
+	if any {
+		j.Skipped = skipped
 	}
 	j.Span = time.Duration(end - begin).Seconds()
 	return j

@@ -15,10 +15,22 @@ import (
 	"xagg/lab/testbed"
 )
 
+// lockDir is what programs of this project lock while they have the kernel make threads. Every machine has it.
+const lockDir = "/run"
+
 // threadNAPI has the kernel poll the interfaces of a host by threads, where they are polled at all: a veth that has an XDP program.
 // What its driver, its XDP program and the stack behind it do is then the CPU time of these threads instead of whoever was
 // interrupted. It returns the threads.
 func threadNAPI(hosts testbed.Hosts, host string) ([]int, error) {
+	// A thread does not tell whose interface it polls. So those are the host's that are new, and nobody else makes any meanwhile.
+	lock, err := os.Open(lockDir)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return nil, fmt.Errorf("lock %s: %w", lockDir, err)
+	}
 	before, err := napiThreads()
 	if err != nil {
 		return nil, err

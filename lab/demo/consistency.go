@@ -82,15 +82,8 @@ func (o *Options) checkConsistency() error {
 	if c.Mode == "" {
 		c.Mode = controller.ModeSync
 	}
-	switch {
-	case c.Mode != controller.ModeSync && c.Mode != controller.ModeQuorum && c.Mode != controller.ModeAsync:
-		return usagef("consistency %q: want %q, %q or %q", c.Mode, controller.ModeSync, controller.ModeQuorum, controller.ModeAsync)
-	case c.Mode != controller.ModeQuorum && (c.Quorum != 0 || c.Wait != 0 || c.Rounds != 0):
-		return usagef("a quorum, how long to wait for more, and rounds to keep belong to the consistency %q", controller.ModeQuorum)
-	case c.Mode != controller.ModeAsync && c.Staleness != 0:
-		return usagef("a staleness belongs to the consistency %q", controller.ModeAsync)
-	case c.Staleness < 0 || c.Staleness > controller.MaxStaleness:
-		return usagef("staleness %d: want 0 to %d", c.Staleness, controller.MaxStaleness)
+	if err := c.Validate(o.Workers, max(o.Depth, 1)); err != nil {
+		return usagef("consistency.%v", err)
 	}
 	able := ModesOf(c.Mode)
 	for _, mode := range o.Modes {
@@ -98,18 +91,8 @@ func (o *Options) checkConsistency() error {
 			return usagef("mode %q with consistency %q, which needs servers: want %s", mode, c.Mode, strings.Join(able, " or "))
 		}
 	}
-	if c.Mode != controller.ModeQuorum {
-		return nil
-	}
-	switch {
-	case c.Quorum < 1 || c.Quorum > o.Workers:
-		return usagef("quorum %d: want 1 to %d, the number of the %d ranks that is enough", c.Quorum, o.Workers, o.Workers)
-	case c.Wait < 0 || c.Wait > controller.MaxWait || c.Wait%time.Microsecond != 0:
-		return usagef("wait %v: want whole microseconds from 0s to %v", c.Wait, controller.MaxWait)
-	case c.Rounds == 0:
+	if o.isQuorum() && c.Rounds == 0 {
 		c.Rounds = min(max(powerOfTwo(o.allRounds()), powerOfTwo(2*o.Depth)), controller.MaxRounds)
-	case c.Rounds < 2*o.Depth || c.Rounds > controller.MaxRounds || c.Rounds != powerOfTwo(c.Rounds):
-		return usagef("%d rounds to keep: want a power of two from twice the depth, %d, to %d", c.Rounds, 2*o.Depth, controller.MaxRounds)
 	}
 	return nil
 }

@@ -121,10 +121,9 @@ func (n *namespaces) reduceTCP(ctx context.Context, steps []int, take func(summe
 	}); err != nil {
 		return err
 	}
-	defer lis.Close()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return server.Serve(lis) })
-	defer context.AfterFunc(ctx, func() { lis.Close() })()
+	defer context.AfterFunc(ctx, server.Close)()
 	for rank := range ranks {
 		group.Go(func() error {
 			if err := n.workerTCP(ctx, rank, addr, steps, take); err != nil {

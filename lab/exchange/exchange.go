@@ -82,25 +82,6 @@ func ReadHello(r io.Reader, p Plan, place ...uint32) (rank int, err error) {
 	return int(got.Rank), nil
 }
 
-// Add adds y to x, of the same length.
-func Add(x, y []float32) {
-	for len(x) >= 8 && len(y) >= 8 {
-		a, b := (*[8]float32)(x), (*[8]float32)(y)
-		a[0] += b[0]
-		a[1] += b[1]
-		a[2] += b[2]
-		a[3] += b[3]
-		a[4] += b[4]
-		a[5] += b[5]
-		a[6] += b[6]
-		a[7] += b[7]
-		x, y = x[8:], y[8:]
-	}
-	for i := range x {
-		x[i] += y[i]
-	}
-}
-
 // Bytes returns the memory of x.
 func Bytes[T float32 | Hello](x []T) []byte {
 	if len(x) == 0 {

@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"bytes"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -9,14 +10,28 @@ import (
 )
 
 func TestAdd(t *testing.T) {
-	for n := range 40 {
-		x, y, want := make([]float32, n), make([]float32, n), make([]float32, n)
-		for i := range n {
-			x[i], y[i] = rand.Float32(), rand.Float32()
-			want[i] = x[i] + y[i]
+	for n := range 100 {
+		for at := range 4 { // any alignment
+			// A value more on either side stays as it is.
+			x, y := make([]float32, at+n+1), make([]float32, at+n+1)
+			for i := range x {
+				x[i], y[i] = rand.Float32(), rand.Float32()
+			}
+			want := slices.Clone(x)
+			for i := range n {
+				want[at+i] += y[at+i]
+			}
+			if Add(x[at:at+n], y[at:at+n]); !slices.Equal(x, want) {
+				t.Errorf("%d values from %d on: %v, want %v", n, at, x, want)
+			}
 		}
-		if Add(x, y); !slices.Equal(x, want) {
-			t.Errorf("%d values: %v, want %v", n, x, want)
+	}
+	inf := float32(math.Inf(1))
+	x := slices.Repeat([]float32{1, inf, -inf, math.MaxFloat32}, 5)
+	Add(x, slices.Repeat([]float32{-1, inf, inf, math.MaxFloat32}, 5))
+	for i := 0; i < len(x); i += 4 {
+		if x[i] != 0 || x[i+1] != inf || x[i+2] == x[i+2] || x[i+3] != inf {
+			t.Errorf("%v, want 0, +Inf, NaN, +Inf", x[i:i+4])
 		}
 	}
 }

@@ -29,6 +29,7 @@ type Outcome struct {
 	Resends uint64
 	Chunks  int
 	Late    int // chunks without this worker
+	Behind  int // all-reduces by which others are known to be ahead
 	// Parts is by what the result is to be divided for a mean: by the number of ranks, or by 1 where it is one.
 	Parts float64
 }
@@ -43,8 +44,13 @@ type Round struct {
 	Packets uint64  `json:"packets"`
 	Resends uint64  `json:"resends"`
 	Chunks  int     `json:"chunks"`
-	Late    int     `json:"late"`
-	// Error is the L2 norm of what the results differ from the exact sums, relative to their norm; in modes that do not wait for
-	// all ranks it is of the sums over all rounds so far.
+	Late    int     `json:"late"` // chunks without the rank's own contribution
+	// Skipped says that the rank was behind, computed nothing and contributed zeros, to catch up: what there is to be had of
+	// a round that others are through with does not wait for a gradient.
+	Skipped bool `json:"skipped,omitempty"`
+	// Error is the L2 norm of what the results differ from the exact sums, relative to their norm. In modes that do not wait for
+	// all ranks it is of all rounds so far, added up, and the exact sums are those of all gradients of all ranks: what came
+	// late has made up for itself, and what remains is what has not come yet, what was skipped, and in quorum that the mean of
+	// some ranks stands for that of all.
 	Error float64 `json:"error"`
 }

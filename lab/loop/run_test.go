@@ -34,6 +34,7 @@ type summer struct {
 	began  []time.Duration // by bucket
 	left   bool
 	waits  int
+	behind map[int]int // by round: what its last bucket tells
 }
 
 func newSummer(t *testing.T, cfg Config) *summer {
@@ -52,6 +53,9 @@ func (s *summer) Start(bucket int, values []float32) error {
 	sum, one := make([]float64, len(values)), make([]float32, len(values))
 	for rank := range 3 {
 		s.values.Fill(one, rank, s.round, offset)
+		if rank == s.cfg.Rank && s.behind[s.round-1] > 0 {
+			clear(one)
+		}
 		if rank == s.cfg.Rank && !slices.Equal(one, values) {
 			s.t.Errorf("round %d: bucket %d has other values", s.round, bucket)
 		}
@@ -68,10 +72,12 @@ func (s *summer) Start(bucket int, values []float32) error {
 }
 
 func (s *summer) Wait(_ context.Context, bucket int) (Outcome, error) {
+	outcome := Outcome{Done: s.began[s.waits] + time.Microsecond, Packets: 10, Resends: 1, Chunks: 5, Late: 2, Behind: 1, Parts: s.parts}
 	if s.waits++; bucket == 1 {
+		outcome.Behind = s.behind[s.round]
 		s.round++
 	}
-	return Outcome{Done: s.began[s.waits-1] + time.Microsecond, Packets: 10, Resends: 1, Chunks: 5, Late: 2, Parts: s.parts}, nil
+	return outcome, nil
 }
 
 func (s *summer) Leave(context.Context) error { s.left = true; return nil }
@@ -123,6 +129,21 @@ func TestRun(t *testing.T) {
 			t.Errorf("round %d: took %v, communication %v", i, r.Took(), r.Comm())
 		}
 		end = r.Begin + int64(r.Took())
+	}
+}
+
+// TestSkip: a rank that is behind after the last bucket of a round computes nothing in the next one and gives zeros. One that is behind
+// after another bucket is not: others are through with a part of the round only.
+func TestSkip(t *testing.T) {
+	for i, r := range train(t, "server/quorum", func(s *summer) { s.behind = map[int]int{1: 2, 2: 7} }) {
+		want := i == 2 || i == 3
+		if r.Skipped != want || (r.Ready[0] == r.Ready[1]) != want {
+			t.Errorf("round %d: skipped: %v, ready at %v", i, r.Skipped, r.Ready)
+		}
+		// What a rank gives does not count where it skips, so that the sums lack something from then on.
+		if (r.Error > 0.01) != (i >= 2) {
+			t.Errorf("round %d: error %g", i, r.Error)
+		}
 	}
 }
 

@@ -103,7 +103,7 @@ func (l *Lab) start(ctx context.Context) (err error) {
 	for _, host := range l.cfg.Topology.Servers {
 		s := &server{host: host}
 		l.servers = append(l.servers, s)
-		s.memory.Store(xdp.NewMemory(l.cfg.Slots))
+		s.memory.Store(l.newMemory())
 		l.serve(s)
 		conn, err := endpoint.DialBy(l.dial, agentAddr(host))
 		if err != nil {
@@ -179,9 +179,16 @@ func (l *Lab) startSwitch(pcapFile string) error {
 
 var origin = time.Now()
 
-func (s *server) handle(frame, b []byte) []byte {
-	return s.memory.Load().Handle(uint64(time.Since(origin).Microseconds()), frame, b)
+// now is the time of all servers, in microseconds.
+func now() uint64 { return uint64(time.Since(origin).Microseconds()) }
+
+func (l *Lab) newMemory() *xdp.Memory {
+	memory := xdp.NewMemory(l.cfg.Slots)
+	memory.Clock = now
+	return memory
 }
+
+func (s *server) handle(frame, b []byte) []byte { return s.memory.Load().Handle(now(), frame, b) }
 
 // serve runs a server's agent.
 func (l *Lab) serve(s *server) {
@@ -232,7 +239,7 @@ func (l *Lab) LoseSwitch() error {
 func (l *Lab) LoseServer(server int) {
 	s := l.servers[server]
 	s.agent.Stop()
-	s.memory.Store(xdp.NewMemory(l.cfg.Slots))
+	s.memory.Store(l.newMemory())
 	l.serve(s)
 }
 

@@ -40,7 +40,7 @@ type Adopted struct {
 	paths map[string]string
 }
 
-// Adopt makes a lab of hosts that exist.
+// Adopt makes a lab of hosts that exist. First it removes what dead labs left in the same folder.
 func Adopt(spec AdoptSpec) (*Adopted, error) {
 	a, err := adopt(spec)
 	if err != nil {
@@ -65,6 +65,9 @@ func adopt(spec AdoptSpec) (*Adopted, error) {
 		own.RunDir = RunDir
 	}
 	if err := own.Validate(); err != nil {
+		return nil, err
+	}
+	if _, err := Sweep(own.RunDir); err != nil {
 		return nil, err
 	}
 	journal, id, err := newJournal(own.RunDir, "")

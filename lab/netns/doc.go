@@ -16,7 +16,7 @@
 // relay of this process, which damages what it carries. So any switch can be tested on bad links.
 //
 // Hosts see ordinary Ethernet links: checksum and segmentation offloads are off, so that what crosses a link is what
-// a wire would carry, and IPv6 is off, so that nothing crosses it that no program has sent.
+// a wire would carry, unless a host asks for them, and IPv6 is off, so that nothing crosses it that no program has sent.
 //
 // # Clean-up
 //

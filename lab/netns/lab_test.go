@@ -158,6 +158,49 @@ func TestLinksAreQuietAndPlain(t *testing.T) {
 	}
 }
 
+// A link has the queues that its host asks for at both ends, and where it asks for them the offloads of any veth. Each
+// offload can be set by itself.
+func TestQueuesAndOffloads(t *testing.T) {
+	t.Parallel()
+	spec := star(t.TempDir(), 2, 0, 0)
+	spec.Hosts[1].Queues, spec.Hosts[1].Offloads = 3, true
+	lab := newLab(t, spec)
+	for _, c := range []struct {
+		space, iface string
+		queues       int
+		tso          uint32
+	}{{"w0", HostInterface, 1, 0}, {Switch, "p1", 1, 0}, {"w1", HostInterface, 3, 1}, {Switch, "p2", 3, 1}} {
+		err := lab.Do(c.space, func() error {
+			link, err := netlink.LinkByName(c.iface)
+			if err != nil {
+				return err
+			}
+			if a := link.Attrs(); a.NumTxQueues != c.queues || a.NumRxQueues != c.queues {
+				t.Errorf("%s:%s: %d queues to send and %d to receive, want %d", c.space, c.iface, a.NumTxQueues, a.NumRxQueues, c.queues)
+			}
+			if on, err := ethtool(c.iface, unix.ETHTOOL_GTSO, 0); err != nil || on != c.tso {
+				t.Errorf("%s:%s: tso is %d, %v, want %d", c.space, c.iface, on, err, c.tso)
+			}
+			for _, want := range []uint32{1 - c.tso, c.tso} {
+				if err := SetOffload(c.iface, "tso", want == 1); err != nil {
+					return err
+				}
+				// TSO needs the offloads that it is made of.
+				if on, err := ethtool(c.iface, unix.ETHTOOL_GTSO, 0); err != nil || c.tso == 1 && on != want {
+					t.Errorf("%s:%s: tso is %d, %v, want %d", c.space, c.iface, on, err, want)
+				}
+			}
+			if err := SetOffload(c.iface, "lro", true); err == nil || !strings.Contains(err.Error(), "no such feature") {
+				t.Errorf("unknown feature: %v", err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // nl_XDP_ATTACHED_DRV is XDP_ATTACHED_DRV of linux/if_link.h.
 const nl_XDP_ATTACHED_DRV = 1
 

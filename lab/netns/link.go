@@ -28,10 +28,10 @@ func (l *Lab) connect(h Host) error {
 	host, port := l.spaces[h.Name], PortName(h.Port)
 	sw, sender, up := l.spaces[Switch], host, HostInterface
 	if middle := l.spaces[h.middle()]; middle != nil {
-		if err := veth(middle, middleDown, host, HostInterface, h.MAC); err != nil {
+		if err := h.veth(middle, middleDown, host, HostInterface, h.MAC); err != nil {
 			return err
 		}
-		if err := veth(sw, port, middle, middleUp, nil); err != nil {
+		if err := h.veth(sw, port, middle, middleUp, nil); err != nil {
 			return err
 		}
 		if h.Bridge {
@@ -51,7 +51,7 @@ func (l *Lab) connect(h Host) error {
 			return err
 		}
 		sender, up = middle, middleUp
-	} else if err := veth(sw, port, host, HostInterface, h.MAC); err != nil {
+	} else if err := h.veth(sw, port, host, HostInterface, h.MAC); err != nil {
 		return err
 	}
 	if h.Rate > 0 {
@@ -78,23 +78,29 @@ type end struct {
 	iface string
 }
 
-// veth makes a pair of interfaces, brings both up and turns their offloads off. mac is b's; nil leaves a random one.
-func veth(a *space, nameA string, b *space, nameB string, mac net.HardwareAddr) error {
+// veth makes a pair of interfaces for the host's link, brings both up and turns their offloads off. mac is b's; nil
+// leaves a random one.
+func (h Host) veth(a *space, nameA string, b *space, nameB string, mac net.HardwareAddr) error {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = nameA, mtu
+	queues := max(1, h.Queues)
+	attrs.Name, attrs.MTU, attrs.NumTxQueues, attrs.NumRxQueues = nameA, mtu, queues, queues
 	err := a.links.LinkAdd(&netlink.Veth{
 		LinkAttrs:        attrs,
 		PeerName:         nameB,
 		PeerMTU:          mtu,
 		PeerHardwareAddr: mac,
 		PeerNamespace:    netlink.NsFd(b.handle),
+		PeerNumTxQueues:  uint32(queues),
+		PeerNumRxQueues:  uint32(queues),
 	})
 	if err != nil {
 		return fmt.Errorf("make link %s:%s to %s:%s: %w", a.name, nameA, b.name, nameB, err)
 	}
 	for _, e := range []end{{a, nameA}, {b, nameB}} {
-		if err := e.noOffloads(e.iface); err != nil {
-			return err
+		if !h.Offloads {
+			if err := e.noOffloads(e.iface); err != nil {
+				return err
+			}
 		}
 		if err := e.up(e.iface); err != nil {
 			return err
@@ -213,13 +219,32 @@ func (s *space) noOffloads(iface string) error {
 	return onThread(func() error {
 		return s.enter(func() error {
 			for _, o := range offloads {
-				if _, err := ethtool(iface, o.cmd, 0); err != nil {
-					return fmt.Errorf("turn off %s of %s:%s: %w", o.name, s.name, iface, err)
+				if err := SetOffload(iface, o.name, false); err != nil {
+					return fmt.Errorf("%s: %w", s.name, err)
 				}
 			}
 			return nil
 		})
 	})
+}
+
+// SetOffload turns a feature of an interface of the thread's network namespace on or off, by its name at ethtool: rx,
+// tx, sg, tso, gso or gro.
+func SetOffload(iface, name string, on bool) error {
+	var value uint32
+	if on {
+		value = 1
+	}
+	for _, o := range offloads {
+		if o.name != name {
+			continue
+		}
+		if _, err := ethtool(iface, o.cmd, value); err != nil {
+			return fmt.Errorf("set %s of %s to %v: %w", name, iface, on, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("set %s of %s to %v: no such feature", name, iface, on)
 }
 
 // ethtool gives a command with one value to an interface of the thread's namespace and returns the value that comes

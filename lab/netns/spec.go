@@ -20,6 +20,8 @@ const (
 	HostInterface = "eth0"
 	// MaxPort is the largest port number of a switch: v1model ports have 9 bits, 510 is the CPU's and 511 drops.
 	MaxPort = 509
+	// MaxQueues is the largest number of queues of an interface, Linux's for a veth.
+	MaxQueues = 4096
 	// MaxRate is the largest rate of a link in bits per second.
 	MaxRate = 20_000_000_000
 )
@@ -47,6 +49,9 @@ type Host struct {
 	Port   int              // the switch's port at the other end, 1..[MaxPort]; the interface there is [PortName]
 	Rate   uint64           // bits per second in each direction, at most [MaxRate]; 0: not limited
 	Bridge bool             // put a bridge in the middle of the link, as a host whose program answers by XDP_TX needs
+
+	Queues   int  // of each direction of the link's interfaces, at most [MaxQueues]; 0: one
+	Offloads bool // leave checksum and segmentation offloads as the kernel sets them for a veth
 }
 
 // PortName returns the name of the interface of a switch port.
@@ -98,6 +103,9 @@ func (s Spec) Validate() error {
 			bad("host %s: port %d is host %s's", h.Name, h.Port, other)
 		}
 		ports[h.Port] = h.Name
+		if h.Queues < 0 || h.Queues > MaxQueues {
+			bad("host %s: %d queues: want 0 to %d", h.Name, h.Queues, MaxQueues)
+		}
 		if h.Rate > MaxRate {
 			bad("host %s: rate %d bit/s: want at most %d", h.Name, h.Rate, uint64(MaxRate))
 		}

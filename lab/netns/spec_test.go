@@ -32,6 +32,7 @@ func TestValidate(t *testing.T) {
 		{"port 0", func(s *Spec) { s.Hosts[0].Port = 0 }, "port 0: want 1 to 509"},
 		{"the CPU's port", func(s *Spec) { s.Hosts[0].Port = 510 }, "port 510: want 1 to 509"},
 		{"same port", func(s *Spec) { s.Hosts[1].Port = 1 }, "host w1: port 1 is host w0's"},
+		{"queues", func(s *Spec) { s.Hosts[0].Queues = 4097 }, "host w0: 4097 queues: want 0 to 4096"},
 		{"rate", func(s *Spec) { s.Hosts[0].Rate = 1e12 }, "host w0: rate 1000000000000 bit/s"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

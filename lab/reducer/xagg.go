@@ -60,7 +60,7 @@ func (x *xagg) Wait(ctx context.Context, bucket int) (loop.Outcome, error) {
 	}
 	return loop.Outcome{
 		Done: loop.At(x.under[bucket].Ended()), Packets: info.Packets, Resends: info.Resends, Chunks: info.Chunks, Late: info.Late,
-		Parts: x.parts,
+		Behind: info.Behind, Parts: x.parts,
 	}, nil
 }
 

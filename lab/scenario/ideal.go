@@ -14,6 +14,7 @@ type Timing struct {
 	Comm    [][]time.Duration // how long a gradient of the rank was ready whose result was not usable
 	Round   [][]time.Duration // from the beginning of the computation to the last result
 	Begin   [][]time.Duration // of the computation, since the first of all began
+	Skipped [][]bool          // the rank computed nothing, because it was behind
 }
 
 // Span returns the time from the first begin of round from to the last end of the last round.
@@ -48,7 +49,8 @@ func Busy(ready, done []time.Duration) (sum time.Duration) {
 // A rank's link carries buckets in their order, from when they are ready. In sync a bucket's sum can be had when the last
 // rank's values are through, and by each rank not before its link has carried it, which begins when the last rank
 // begins to send. In quorum it can be had, as aggregators close chunks, when enough ranks are through and the scenario's wait has passed since
-// the first was, or when all are; who is not ready by then does not send. In async a rank waits for its own values, and where
+// the first was, or when all are; who is not ready by then does not send, and who is to begin a round of which others have results
+// skips its computation, with nothing to send. In async a rank waits for its own values, and where
 // it is ahead of another by more than the staleness for that one's.
 //
 // What a rank waits for in this schedule is the floor that measurements are compared with.
@@ -79,6 +81,9 @@ func (s *Scenario) ideal(seed uint64, job int, c controller.Mode, factor float64
 			}
 		}
 		d.turns = append(d.turns, r)
+		if c == controller.ModeQuorum {
+			d.skip(r)
+		}
 		for b := range d.buckets {
 			switch c {
 			case controller.ModeQuorum:
@@ -111,6 +116,7 @@ type turn struct {
 	begin       time.Duration
 	compute     time.Duration
 	ready, done []time.Duration // by bucket
+	skipped     bool
 	from, to    []time.Duration // by bucket: when the first and the last of its values were added; async
 }
 
@@ -138,21 +144,40 @@ func (d *schedule) sync(r []turn, bucket int) {
 	}
 }
 
-func (d *schedule) quorum(r []turn, bucket int) {
+// close returns when the first and the last chunk of a bucket close in a job with a quorum.
+func (d *schedule) close(r []turn, bucket int) (first, last time.Duration) {
 	q := d.j.Quorum
 	begins, ends := make([]time.Duration, len(r)), make([]time.Duration, len(r))
 	for rank := range r {
 		begins[rank], ends[rank] = d.send(r, rank, bucket)
 	}
-	// close is when a chunk closes whose contributions arrive at these times.
-	close := func(arrivals []time.Duration) time.Duration {
-		sorted := slices.Sorted(slices.Values(arrivals))
-		return min(sorted[len(sorted)-1], max(sorted[q.Ranks-1], sorted[0]+q.Wait))
+	// of is when a chunk closes whose contributions arrive at these times.
+	of := func(arrivals []time.Duration) time.Duration {
+		slices.Sort(arrivals)
+		return min(arrivals[len(arrivals)-1], max(arrivals[q.Ranks-1], arrivals[0]+q.Wait))
 	}
-	first, last := close(begins), close(ends)
+	return of(begins), of(ends)
+}
+
+// skip has ranks skip a round that others are through with when they would begin it: the first bucket's sum is there. It is there
+// without them, so that they change nothing of it.
+func (d *schedule) skip(r []turn) {
+	_, last := d.close(r, 0)
 	for rank := range r {
-		if begins[rank] < last { // else it has the sum before it would send
-			d.up[rank] = min(ends[rank], last)
+		if t := &r[rank]; t.begin >= last {
+			t.skipped, t.compute = true, 0
+			for b := range t.ready {
+				t.ready[b] = t.begin
+			}
+		}
+	}
+}
+
+func (d *schedule) quorum(r []turn, bucket int) {
+	first, last := d.close(r, bucket)
+	for rank := range r {
+		if begin, end := d.send(r, rank, bucket); begin < last { // else it has the sum before it would send
+			d.up[rank] = min(end, last)
 		}
 		d.receive(r, rank, bucket, first, last)
 	}
@@ -188,8 +213,10 @@ func (d *schedule) timing() *Timing {
 	for _, field := range []*[][]time.Duration{&t.Compute, &t.Comm, &t.Round, &t.Begin} {
 		*field = make([][]time.Duration, d.j.Ranks)
 	}
+	t.Skipped = make([][]bool, d.j.Ranks)
 	for _, ranks := range d.turns {
 		for rank, r := range ranks {
+			t.Skipped[rank] = append(t.Skipped[rank], r.skipped)
 			t.Compute[rank] = append(t.Compute[rank], r.compute)
 			t.Comm[rank] = append(t.Comm[rank], Busy(r.ready, r.done))
 			t.Round[rank] = append(t.Round[rank], max(r.compute, slices.Max(r.done)-r.begin))
@@ -200,31 +227,23 @@ func (d *schedule) timing() *Timing {
 }
 
 // lag returns by how many all-reduces a rank comes behind another at most, and which rank.
-func (d *schedule) lag() (all, rank int) {
+func (d *schedule) lag() (most, rank int) {
+	all := len(d.turns) * len(d.buckets)
+	ready := func(rank, n int) time.Duration { return d.turns[n/len(d.buckets)][rank].ready[n%len(d.buckets)] }
 	for late := range d.j.Ranks {
-		ahead := make([]int, d.j.Ranks) // rounds that each has begun at the time looked at
-		for round := range d.turns {
-			for bucket := range d.buckets {
-				t := d.turns[round][late].ready[bucket]
-				for other := range ahead {
-					for ahead[other] < len(d.turns) && d.turns[ahead[other]][other].ready[0] <= t {
-						ahead[other]++
-					}
-					if ahead[other]-1 < round {
-						continue
-					}
-					begun := (ahead[other] - 1) * len(d.buckets)
-					for b := 1; b < len(d.buckets) && d.turns[ahead[other]-1][other].ready[b] <= t; b++ {
-						begun++
-					}
-					if by := begun - round*len(d.buckets) - bucket; by > all {
-						all, rank = by, late
-					}
+		begun := make([]int, d.j.Ranks) // all-reduces that each has begun when the late one begins its own
+		for n := range all {
+			for other := range begun {
+				for begun[other] < all && ready(other, begun[other]) <= ready(late, n) {
+					begun[other]++
+				}
+				if by := begun[other] - 1 - n; by > most {
+					most, rank = by, late
 				}
 			}
 		}
 	}
-	return all, rank
+	return most, rank
 }
 
 // QuorumRounds returns how many rounds servers keep for the stragglers of a job with a quorum: what the scenario says, or twice as many as

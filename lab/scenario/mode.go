@@ -9,7 +9,7 @@ import (
 	"xagg/policy"
 )
 
-// Mode is a way of aggregating: "tcp", "ring", "gloo", "mpi", or one of this project's, "switch", "server" or "hybrid", with a
+// Mode is a way of aggregating: "tcp", "ring", "gloo", "mpi", or one of this project's, "switch", "server", "hybrid" or "auto", with a
 // slash and "quorum" or "async" behind it where it does not wait for everybody.
 type Mode string
 
@@ -31,17 +31,20 @@ var modes = []struct {
 	reducer     Reducer
 	policy      policy.Mode // who sums; of XAgg only
 	consistency controller.Mode
+	rule        string // by which the plan follows what is measured; empty: it stays
 }{
-	{"tcp", ParameterServer, "", controller.ModeSync},
-	{"ring", Ring, "", controller.ModeSync},
-	{"gloo", Gloo, "", controller.ModeSync},
-	{"mpi", MPI, "", controller.ModeSync},
-	{"switch", XAgg, policy.ModeSwitch, controller.ModeSync},
-	{"server", XAgg, policy.ModeServer, controller.ModeSync},
-	{"hybrid", XAgg, policy.ModeHybrid, controller.ModeSync},
-	{"server/quorum", XAgg, policy.ModeServer, controller.ModeQuorum},
-	{"hybrid/quorum", XAgg, policy.ModeHybrid, controller.ModeQuorum},
-	{"server/async", XAgg, policy.ModeServer, controller.ModeAsync},
+	{"tcp", ParameterServer, "", controller.ModeSync, ""},
+	{"ring", Ring, "", controller.ModeSync, ""},
+	{"gloo", Gloo, "", controller.ModeSync, ""},
+	{"mpi", MPI, "", controller.ModeSync, ""},
+	{"switch", XAgg, policy.ModeSwitch, controller.ModeSync, ""},
+	{"server", XAgg, policy.ModeServer, controller.ModeSync, ""},
+	{"hybrid", XAgg, policy.ModeHybrid, controller.ModeSync, ""},
+	{"auto", XAgg, policy.ModeSwitch, controller.ModeSync, "outlier"},
+	{"server/quorum", XAgg, policy.ModeServer, controller.ModeQuorum, ""},
+	{"hybrid/quorum", XAgg, policy.ModeHybrid, controller.ModeQuorum, ""},
+	{"auto/quorum", XAgg, policy.ModeHybrid, controller.ModeQuorum, "late"},
+	{"server/async", XAgg, policy.ModeServer, controller.ModeAsync, ""},
 }
 
 // DefaultModes are the modes that are compared unless others are asked for.
@@ -84,6 +87,10 @@ func (m Mode) Reducer() Reducer { return modes[m.row()].reducer }
 
 // Policy returns who sums in a mode of [XAgg]; it is empty in the others.
 func (m Mode) Policy() policy.Mode { return modes[m.row()].policy }
+
+// Rule returns the rule by which the plan of a job follows what is measured, empty where it stays. Such a job knows nothing of the
+// scenario when it begins: in a quorum job it is rank 0 that servers sum first.
+func (m Mode) Rule() string { return modes[m.row()].rule }
 
 // Consistency returns whom results wait for.
 func (m Mode) Consistency() controller.Mode { return modes[m.row()].consistency }

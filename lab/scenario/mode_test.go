@@ -8,6 +8,7 @@ import (
 
 	"xagg/controller"
 	"xagg/policy"
+	"xagg/policy/rules"
 )
 
 func TestModes(t *testing.T) {
@@ -22,6 +23,15 @@ func TestModes(t *testing.T) {
 		}
 		if m.Consistency() != controller.Mode(consistency) {
 			t.Errorf("%s is %s", m, m.Consistency())
+		}
+		if name == "auto" {
+			if _, err := rules.Shipped(m.Rule()); err != nil || m.Reducer() != XAgg {
+				t.Errorf("%s has reducer %q and follows rule %q: %v", m, m.Reducer(), m.Rule(), err)
+			}
+			continue
+		}
+		if m.Rule() != "" {
+			t.Errorf("%s follows rule %q", m, m.Rule())
 		}
 		if m.Reducer() == XAgg && m.Policy() != policy.Mode(name) || m.Reducer() != XAgg && (m.Policy() != "" || m.Reducer() != Reducer(name)) {
 			t.Errorf("%s has reducer %q and policy %q", m, m.Reducer(), m.Policy())

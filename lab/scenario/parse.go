@@ -26,6 +26,8 @@ const (
 	MaxCompute = time.Minute
 	MaxSlow    = 1000 // times as slow
 	MaxLoss    = 0.5
+	// MaxReductions is the largest number of all-reduces of all ranks of a job: as many times are computed to check a scenario.
+	MaxReductions = 4 << 20
 )
 
 // Load reads a scenario from a file.
@@ -144,6 +146,10 @@ func (s *Scenario) checkJob(i int, field string) error {
 		if err := checkRate(fmt.Sprintf("%s.links.%d", field, rank), j.Links[rank]); err != nil {
 			return err
 		}
+	}
+	if n := (s.Warmup + s.Rounds) * len(j.Tensors.Buckets()) * j.Ranks; n > MaxReductions {
+		return fieldf("rounds", "%d all-reduces of all ranks of job %s, warm-up included; want at most %d, by fewer rounds or larger buckets", n, j.Name,
+			MaxReductions)
 	}
 	values := j.Tensors.Values()
 	for rank := range j.Ranks {

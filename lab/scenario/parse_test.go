@@ -62,6 +62,30 @@ func TestGood(t *testing.T) {
 	}
 }
 
+// TestDocs: the scenario of the documentation can be run, and says everything that can be said.
+func TestDocs(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/bench.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(doc), "```yaml\n")
+	text, _, _ = strings.Cut(text, "```")
+	s, err := Parse("bench.md", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[Job]()) {
+		if reflect.ValueOf(s.Jobs[0]).FieldByIndex(field.Index).IsZero() {
+			t.Errorf("the example has no %s", field.Tag.Get("yaml"))
+		}
+	}
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[Compute]()) {
+		if reflect.ValueOf(s.Jobs[0].Compute).FieldByIndex(field.Index).IsZero() {
+			t.Errorf("the example has no compute.%s", field.Tag.Get("yaml"))
+		}
+	}
+}
+
 // TestBad compares errors with the first line of each file, a comment.
 func TestBad(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.bad.yaml")

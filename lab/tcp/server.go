@@ -32,12 +32,13 @@ type Server struct {
 	bounds          []int // positions in a round up to which sums are sent back, ascending
 	// sums are of a round and the next: nobody sends a value of round k + 2 before everybody has received that of round k. For
 	// who sends it has the sum of round k + 1, for which everybody has sent, who thus had the sum of round k.
-	sums  [2][]float32
-	locks [2][]lock
-	conns []net.Conn // by rank
-
-	mu      sync.Mutex
+	sums    [2][]float32
+	locks   [2][]lock
+	mu      sync.Mutex // guards what follows
 	changed sync.Cond
+	lis     net.Listener
+	conns   []net.Conn // by rank
+	closed  bool
 	at      []int64 // by rank
 	summed  int64   // what goes back: the last of bounds that all have reached
 	end     int64   // where the first worker has left
@@ -77,10 +78,18 @@ func NewServer(plan exchange.Plan, server, servers int) (*Server, error) {
 	return s, nil
 }
 
-// Serve takes the workers' connections from lis and serves until they have all closed theirs, or one of them fails. It
-// closes lis when all are there.
+// Serve takes the workers' connections from lis and serves until they have all closed theirs, one of them fails, or the
+// server is closed. It closes lis when all are there.
 func (s *Server) Serve(lis net.Listener) error {
-	defer s.close()
+	defer s.Close()
+	s.mu.Lock()
+	s.lis = lis
+	closed := s.closed
+	s.mu.Unlock()
+	if closed {
+		lis.Close()
+		return fmt.Errorf("accept worker: %w", net.ErrClosed)
+	}
 	for range s.plan.Ranks {
 		c, err := lis.Accept()
 		if err != nil {
@@ -88,7 +97,6 @@ func (s *Server) Serve(lis net.Listener) error {
 		}
 		if err := s.welcome(c); err != nil {
 			c.Close()
-			lis.Close()
 			return fmt.Errorf("worker at %s: %w", c.RemoteAddr(), err)
 		}
 	}
@@ -99,7 +107,7 @@ func (s *Server) Serve(lis net.Listener) error {
 	fail := func(rank int, err error) {
 		if err != nil {
 			errs <- fmt.Errorf("worker %d: %w", rank, err)
-			s.close() // nobody can go on
+			s.Close() // nobody can go on
 		}
 	}
 	for rank, c := range s.conns {
@@ -120,7 +128,14 @@ func (s *Server) Serve(lis net.Listener) error {
 	}
 }
 
-func (s *Server) close() {
+// Close ends Serve, and the job with it.
+func (s *Server) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	if s.lis != nil {
+		s.lis.Close()
+	}
 	for _, c := range s.conns {
 		if c != nil {
 			c.Close()
@@ -134,8 +149,13 @@ func (s *Server) welcome(c net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if s.conns[rank] != nil {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.conns[rank] != nil:
 		return fmt.Errorf("rank %d is there already", rank)
+	case s.closed:
+		return net.ErrClosed
 	}
 	s.conns[rank] = c
 	return nil

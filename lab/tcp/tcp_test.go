@@ -201,6 +201,57 @@ func TestServerDies(t *testing.T) {
 	}
 }
 
+// TestClose: a server that is closed ends, whether its workers are there or not.
+func TestClose(t *testing.T) {
+	for there := range 3 {
+		s, err := NewServer(exchange.Plan{Ranks: 2, Buckets: []int{5}}, 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		served := make(chan error, 1)
+		go func() { served <- s.Serve(lis) }()
+		for rank := range there {
+			conn, err := net.Dial("tcp", lis.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			w, err := NewWorker([]net.Conn{conn}, rank, s.plan)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Close()
+			if err := w.Start(0, make([]float32, 5)); err != nil {
+				t.Fatal(err)
+			}
+			if there == 2 && rank == 1 { // both are welcome when there is a sum
+				if _, err := w.Wait(t.Context(), 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		s.Close()
+		if err := <-served; !errors.Is(err, net.ErrClosed) {
+			t.Errorf("with %d workers: %v, want %v", there, err, net.ErrClosed)
+		}
+	}
+	s, err := NewServer(exchange.Plan{Ranks: 2, Buckets: []int{5}}, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Serve(lis); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("closed before: %v, want %v", err, net.ErrClosed)
+	}
+}
+
 // TestAhead: a worker that does not wait for results ends the job.
 func TestAhead(t *testing.T) {
 	workers, wait := start(t, exchange.Plan{Ranks: 2, Buckets: []int{10}}, 1)

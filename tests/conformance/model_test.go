@@ -129,7 +129,7 @@ func (m *model) packet(now uint64, in input, p *wire.Packet, src, dst wire.Addr)
 func (m *model) owns(p *wire.Packet) bool {
 	var slot wire.Packet
 	pl := m.plan(p)
-	return m.sw.Slot(pl.base+p.Seq&(2*pl.pool-1), &slot) && slot.Job == p.Job && slot.Epoch == p.Epoch && slot.Seq == p.Seq
+	return m.sw.Slot(m.now, pl.base+p.Seq&(2*pl.pool-1), &slot) && slot.Job == p.Job && slot.Epoch == p.Epoch && slot.Seq == p.Seq
 }
 
 func (m *model) plan(p *wire.Packet) *plan {
@@ -239,7 +239,7 @@ func (m *model) packetOut(in input) []output {
 	if !isCtrl(in.frame) {
 		return []output{{in.egress, in.frame}}
 	}
-	if !m.sw.Slot(p.Seq, &p) {
+	if !m.sw.Slot(m.now, p.Seq, &p) {
 		m.counted[wire.ReasonRange]++
 		return nil
 	}

@@ -182,7 +182,7 @@ func TestMininetBench(t *testing.T) {
 	}
 	names := map[string]string{"engine": "small"}
 	if require.Probe(require.BMv2) == nil {
-		names["simple_switch_grpc"] = "small-by-8"
+		names["simple_switch_grpc"] = "small-by-4"
 	}
 	if len(r.Sessions) != len(names) {
 		t.Fatalf("%d sessions, want one per switch of %v", len(r.Sessions), names)

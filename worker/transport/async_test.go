@@ -229,6 +229,16 @@ func TestAsyncLimit(t *testing.T) {
 	if info := w.ranks[0].calls[0].Info(); info.Clipped != 1 || info.Saturated != 1 {
 		t.Errorf("%+v, want one value clipped", info)
 	}
+	// The running sum stays marked, and says nothing of what came later.
+	for _, k := range w.ranks {
+		saturated := 0
+		for _, c := range k.calls {
+			saturated += c.Info().Saturated
+		}
+		if last := k.calls[len(k.calls)-1].Info(); saturated != 1 || last.Saturated != 0 {
+			t.Errorf("rank %d: %d chunks in which somebody clipped, %d in the last all-reduce, want 1 and 0", k.id, saturated, last.Saturated)
+		}
+	}
 }
 
 // TestAsyncDamage: a running sum whose tag does not fit what was added is never taken.

@@ -77,7 +77,7 @@ type Info struct {
 	Packets   uint64 // sent, resends included
 	Resends   uint64
 	Clipped   int // values of this worker that did not fit; the rest goes into the tensor's next all-reduce
-	Saturated int // chunks in which any worker clipped
+	Saturated int // chunks in which any worker clipped; in an async job, for the first time under the epoch
 	// Last is the rank that came last in the chunk where everybody else waited longest for it, for Blocked. Spread is
 	// the longest time from a chunk's first to its last arrival. Both are measured by the aggregator.
 	Last     int
@@ -207,6 +207,7 @@ type sums struct {
 type sum struct {
 	tag       [2]uint32
 	additions uint32
+	saturated bool // some worker has clipped, which the running sum does not forget
 }
 
 type rest[T float32 | int32] struct {

@@ -313,7 +313,7 @@ func (s *sums) advance(p *wire.Packet, chunk uint32, from, to int) (additions ui
 	}
 	last := &s.chunks[chunk]
 	additions = p.Seq - last.additions
-	last.tag, last.additions = p.Tag, p.Seq
+	last.tag, last.additions, last.saturated = p.Tag, p.Seq, p.Flags&wire.FlagSaturated != 0
 	return additions
 }
 
@@ -331,7 +331,7 @@ func (r *round) settle(b []byte) {
 		copy(r.sum[from:to], lanes)
 	}
 	t := &r.total
-	if p.Flags&wire.FlagSaturated != 0 {
+	if p.Flags&wire.FlagSaturated != 0 && !(r.async() && r.call.tensor.sums.chunks[chunk].saturated) {
 		t.saturated++
 	}
 	own := r.vec.slice(from, to)

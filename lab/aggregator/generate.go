@@ -1,0 +1,3 @@
+package aggregator
+
+//go:generate ./generate.sh
