@@ -98,10 +98,15 @@ func (w *world) transmit(node int, arrival kind, frame []byte) {
 // lost is a frame's end.
 func (w *world) lost(how string, node int, arrival kind, frame []byte) {
 	w.tell(how, node, arrival, frame)
+	w.misses(node, arrival)
+	w.free = append(w.free, frame)
+}
+
+// misses notes that the trace checker may not be shown in time what a running sum has become.
+func (w *world) misses(node int, arrival kind) {
 	if w.running != nil && arrival == atSwitch && node >= w.s.Workers {
 		w.unseen++
 	}
-	w.free = append(w.free, frame)
 }
 
 // spoil lets a test change a frame.
@@ -119,6 +124,7 @@ func (w *world) fly(l *line, node int, arrival kind, frame []byte) {
 	at := l.busy + l.Delay
 	if l.Jitter > 0 && w.chance(l.Reorder) {
 		at += time.Duration(w.rng.ExpFloat64() * float64(l.Jitter))
+		w.misses(node, arrival)
 	}
 	if w.chance(l.Corrupt) {
 		w.damage(node, arrival, frame)

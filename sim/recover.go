@@ -107,6 +107,13 @@ func (w *world) die(k *worker) {
 	w.report.Deaths++
 	k.dead = true
 	w.ledger.dies(k)
+	for round, u := range w.epochs { // what it alone has begun the others may run under the plan after it
+		if u.ranks &^= 1 << k.rank; u.ranks == 0 {
+			delete(w.epochs, round)
+		} else {
+			w.epochs[round] = u
+		}
+	}
 	if w.maybeEnd(); !w.ended && w.recoverer.underWay {
 		w.recover()
 	}

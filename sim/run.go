@@ -84,14 +84,14 @@ type world struct {
 	checker  *check.Checker
 	seen     capture.Packet
 	captured int
-	unseen   int               // RESULTs of running sums that were lost before the switch: only one tells a sum's state
-	epochs   map[uint32]uint16 // of the job, by round
-	begun    []time.Duration   // of the job's all-reduces
-	sums     []expected        // likewise
-	ledger   *ledger           // nil without a quorum
-	running  *running          // nil but in async
-	sumsLost bool              // of the job, on a server, for good
-	missed   bool              // ... and a worker has said so
+	unseen   int              // RESULTs of running sums that were lost or late before the switch: only one tells a sum's state
+	epochs   map[uint32]under // of the job, by round
+	begun    []time.Duration  // of the job's all-reduces
+	sums     []expected       // likewise
+	ledger   *ledger          // nil without a quorum
+	running  *running         // nil but in async
+	sumsLost bool             // of the job, on a server, for good
+	missed   bool             // ... and a worker has said so
 	failure  error
 	report   Report
 }
@@ -233,7 +233,7 @@ func (w *world) start() {
 	w.ended = false
 	w.notef("job %d starts", w.jobID())
 	w.workers = w.workers[:0]
-	w.epochs, w.begun = map[uint32]uint16{}, w.begun[:0]
+	w.epochs, w.begun = map[uint32]under{}, w.begun[:0]
 	w.sums = make([]expected, len(w.works))
 	w.controller, w.installed = controller{epoch: w.s.Epoch}, map[uint16]int{}
 	w.returning, w.recoverer.underWay = 0, false

@@ -323,12 +323,9 @@ func Random(seed uint64) *Schedule {
 			s.Vectors = append(s.Vectors, s.Vectors[rng.IntN(len(s.Vectors))])
 		}
 		s.MaxChunks = max(s.MaxChunks, int(s.tensorChunks()))
-		keeps := chance(0.5)
-		for i := range s.Losses {
-			if keeps {
+		if chance(0.5) {
+			for i := range s.Losses {
 				s.Losses[i].Servers = nil
-			} else {
-				s.Timeout = 10 * time.Second // nobody is told of a server's loss but by its deadline
 			}
 		}
 	}

@@ -189,6 +189,12 @@ func (w *world) pump(k *worker) {
 	}
 }
 
+// under is under which epoch a round runs.
+type under struct {
+	epoch uint16
+	ranks uint64 // mask of those who have sent something of it, and live
+}
+
 // checkSend checks that a contribution may be sent: that the chunk that is Pool before it was answered, and that the
 // other ranks run the round under the same plan.
 func (w *world) checkSend(k *worker, payload []byte) {
@@ -200,10 +206,11 @@ func (w *world) checkSend(k *worker, payload []byte) {
 	if w.s.Damage == Unprotected {
 		return // what was damaged may have said anything
 	}
-	if e, ok := w.epochs[h.Round]; ok && e != h.Epoch {
-		w.failf("rank %d runs round %d under epoch %d, another under %d", k.rank, h.Round, h.Epoch, e)
+	u, ok := w.epochs[h.Round]
+	if ok && u.epoch != h.Epoch {
+		w.failf("rank %d runs round %d under epoch %d, another under %d", k.rank, h.Round, h.Epoch, u.epoch)
 	}
-	w.epochs[h.Round] = h.Epoch
+	w.epochs[h.Round] = under{h.Epoch, u.ranks | 1<<k.rank}
 	if k.asked != nil {
 		k.asked[questionOf(&h)] = h.Seq
 	}
