@@ -59,6 +59,7 @@ everything runs in one process.`,
   xagg demo --switch simple_switch_grpc
   xagg demo --kill switch@3 --rounds 20
   xagg demo --kill server@5 --kill controller@5 --rounds 20 --pcap recovered.pcapng
+  xagg demo --consistency quorum --quorum 3 --wait 5ms --kill worker2@5 --rounds 150
   xagg demo --fault drop=5%,reorder=5% --fault corrupt=1%,port=65`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -111,7 +112,7 @@ everything runs in one process.`,
 	f.IntVar(&opts.Consistency.Rounds, "keep-rounds", 0, "rounds that servers keep for stragglers, a power of two (quorum) (default: all of the run, up to 256)")
 	f.IntVar(&opts.Consistency.Staleness, "staleness", 0, "contributions that a rank may be ahead of the slowest (async)")
 	f.StringArrayVar(&stragglers, "straggler", nil, "RANK=DELAY: this rank comes later to every all-reduce, and hybrid steers it")
-	f.StringArrayVar(&kills, "kill", nil, "PART@ROUND: kill -9 of switch, server or controller, and its start, when so many all-reduces are done "+
+	f.StringArrayVar(&kills, "kill", nil, "PART@ROUND: kill -9 of switch, server, controller or, with a quorum, a worker as worker2, and its start, when so many all-reduces are done "+
 		"(several of one round die together; needs root)")
 	faults.add(f)
 	f.BoolVar(&opts.NoChecksum, "no-checksum", false, "workers send without UDP checksums; damaged packets then show in the results' tags")

@@ -175,6 +175,7 @@ func (o *Options) slowest() []int {
 // reduced is what a worker holds after one all-reduce.
 type reduced struct {
 	rank int
+	life int     // of its process: how often it had died
 	sums []int32 // the integers; valid during the call that is given them
 	// masks are the contributors by chunk, valid likewise; nil where the job has all of them in every chunk.
 	masks []uint64
@@ -361,6 +362,11 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 		l = newLedger(opts)
 		verify = l.take
 	}
+	var later *witness
+	if opts.killsWorkers() {
+		later = &witness{}
+		verify = later.take
+	}
 	vectors := len(replay.Vectors(opts.Set, opts.Rounds, opts.settle()))
 	run := Result{
 		Mode: mode, Switch: opts.Switch, Lab: opts.Lab, Workers: opts.Workers, Servers: len(job.Servers),
@@ -393,7 +399,7 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 		if err := plans.agree(number, r.rank, r.line.Epoch); len(opts.Kills) == 0 {
 			wrong = errors.Join(wrong, err) // what a rank lacks when parts die it gets under another epoch than those who have it
 		}
-		kills.took(r.rank, r.line.Began, r.line.Ended)
+		kills.took(r.rank, number, r.line.Began, r.line.Ended)
 		mu.Lock()
 		defer mu.Unlock()
 		if wrong != nil && run.Exact {
@@ -424,7 +430,10 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 		}
 	}
 	complete := v.complete
-	if l != nil {
+	switch {
+	case later != nil:
+		complete = func() error { return later.testify(v) }
+	case l != nil:
 		complete = l.complete
 	}
 	if err := complete(); err != nil && run.Exact {

@@ -16,7 +16,7 @@ import (
 // Kill is a part of the lab that is killed (kill -9) while each of the demo's jobs runs, and at once started again. Parts of
 // one round are killed together.
 type Kill struct {
-	Part  string // PartSwitch, PartServer or PartController
+	Part  string // PartSwitch, PartServer, PartController or a worker's, see PartWorker
 	Round int    // when all workers have finished so many vectors, 1 to 3 before the last
 }
 
@@ -26,6 +26,24 @@ const (
 	PartServer     = "server" // the first, with its memory
 	PartController = "controller"
 )
+
+// PartWorker is a worker: of a job with a quorum, which goes on, and lets the rank come back.
+func PartWorker(rank int) string { return fmt.Sprintf("worker%d", rank) }
+
+// worker returns the rank of a part that is a worker.
+func (o *Options) worker(part string) (rank int, ok bool) {
+	for rank := range o.Workers {
+		if part == PartWorker(rank) {
+			return rank, true
+		}
+	}
+	return 0, false
+}
+
+// killsWorkers reports whether workers are to die.
+func (o *Options) killsWorkers() bool {
+	return slices.ContainsFunc(o.Kills, func(k Kill) bool { _, ok := o.worker(k.Part); return ok })
+}
 
 // ParseKill reads PART@ROUND.
 func ParseKill(s string) (Kill, error) {
@@ -54,9 +72,14 @@ func (o *Options) checkKills() error {
 	}
 	vectors := len(o.Set.Schedule(o.Rounds))
 	for i, k := range o.Kills {
+		_, worker := o.worker(k.Part)
 		switch {
-		case k.Part != PartSwitch && k.Part != PartServer && k.Part != PartController:
-			return usagef("kill %q: want %s, %s or %s", k, PartSwitch, PartServer, PartController)
+		case k.Part != PartSwitch && k.Part != PartServer && k.Part != PartController && !worker:
+			return usagef("kill %q: want %s, %s, %s, or %s to %s", k, PartSwitch, PartServer, PartController, PartWorker(0), PartWorker(o.Workers-1))
+		case worker && !o.isQuorum():
+			return usagef("kill %q: a worker's death ends a job, unless its consistency is %q", k, controller.ModeQuorum)
+		case worker && o.Consistency.Quorum == o.Workers:
+			return usagef("kill %q: the quorum of %d ranks cannot do without one", k, o.Workers)
 		case k.Round < 1 || k.Round > vectors-3:
 			return usagef("kill %q: there are %d vectors, want a round from 1 to %d: three must be left that show how it goes on", k, vectors, vectors-3)
 		case k.Part == PartServer && o.isAsync():
@@ -82,7 +105,7 @@ type killer struct {
 
 	mu      sync.Mutex
 	parts   map[int][]string // that live, by the round of their death
-	results []int            // [rank]
+	reached []int            // [rank] all-reduces of the job that it has done or missed
 	deaths  []*death
 }
 
@@ -96,7 +119,7 @@ type death struct {
 func newKiller(o *Options, mode string, restart func(context.Context, func(), []string) error) *killer {
 	k := &killer{
 		restart: restart, progress: o.Progress, mode: mode, buckets: o.Buckets,
-		due: make(chan *death, len(o.Kills)), parts: map[int][]string{}, results: make([]int, o.Workers),
+		due: make(chan *death, len(o.Kills)), parts: map[int][]string{}, reached: make([]int, o.Workers),
 	}
 	for _, kill := range o.Kills {
 		k.parts[kill.Round] = append(k.parts[kill.Round], kill.Part)
@@ -104,16 +127,16 @@ func newKiller(o *Options, mode string, restart func(context.Context, func(), []
 	return k
 }
 
-// took notes that a rank has a result of an all-reduce. When that was the rank says: what it has written may have been waiting
+// took notes that a rank has the result of an all-reduce, by its number. When that was the rank says: what it has written may have been waiting
 // to be read.
-func (k *killer) took(rank int, began, ended time.Time) {
+func (k *killer) took(rank, number int, began, ended time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.results[rank]++
-	done := slices.Min(k.results) / k.buckets
+	k.reached[rank] = number + 1
+	done := slices.Min(k.reached) / k.buckets
 	for _, round := range slices.Sorted(maps.Keys(k.parts)) {
 		if round <= done {
-			k.due <- &death{Killed: Killed{Parts: k.parts[round], Round: round}, over: make([]time.Time, len(k.results))}
+			k.due <- &death{Killed: Killed{Parts: k.parts[round], Round: round}, over: make([]time.Time, len(k.reached))}
 			delete(k.parts, round)
 		}
 	}

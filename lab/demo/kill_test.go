@@ -24,9 +24,11 @@ func TestKiller(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- k.run(t.Context()) }()
 	long := time.Now().Add(-time.Hour)
+	next := []int{0, 0}
 	vector := func(rank int, began, finished time.Time) {
 		for range opts.Buckets {
-			k.took(rank, began, finished)
+			k.took(rank, next[rank], began, finished)
+			next[rank]++
 		}
 	}
 	vector(0, long, long)
@@ -66,7 +68,7 @@ func TestKillerFails(t *testing.T) {
 	opts := &Options{Workers: 1, Buckets: 1, Kills: []Kill{{PartSwitch, 1}}, Progress: t.Logf}
 	want := errors.New("it has rained in")
 	k := newKiller(opts, "switch", func(context.Context, func(), []string) error { return want })
-	k.took(0, time.Now(), time.Now())
+	k.took(0, 0, time.Now(), time.Now())
 	k.ended()
 	if err := k.run(t.Context()); !errors.Is(err, want) {
 		t.Errorf("error %v, want the one of the start", err)
@@ -79,16 +81,19 @@ func TestCheckKills(t *testing.T) {
 		{"switch@1 server@1 controller@7", LabNetns, "switch", "sync", ""},
 		{"switch@3", LabMemory, "switch", "sync", "which needs root"},
 		{"switch@3", LabNetns, ModeTCP, "sync", "mode tcp has none of the parts"},
-		{"spine@3", LabNetns, "switch", "sync", "want switch, server or controller"},
+		{"spine@3", LabNetns, "switch", "sync", "want switch, server, controller, or worker0 to worker2"},
 		{"switch@0", LabNetns, "switch", "sync", "a round from 1 to 7"},
 		{"switch@8", LabNetns, "switch", "sync", "a round from 1 to 7"},
 		{"server@3", LabNetns, "server", "async", "it would end"},
 		{"controller@3", LabNetns, "server", "async", ""},
 		{"switch@3 switch@3", LabNetns, "switch", "sync", "twice"},
+		{"worker1@3", LabNetns, "server", "sync", "ends a job, unless"},
+		{"worker1@3 worker1@5", LabNetns, "server", "quorum", ""},
+		{"worker3@3", LabNetns, "server", "quorum", "or worker0 to worker2"},
 		{"switch", LabNetns, "switch", "sync", "want PART@ROUND"},
 		{"switch@many", LabNetns, "switch", "sync", "want PART@ROUND"},
 	} {
-		o := &Options{Set: set, Rounds: 10, Lab: c.lab, Modes: []string{c.mode}, Consistency: controller.Consistency{Mode: controller.Mode(c.consistency)}}
+		o := &Options{Set: set, Workers: 3, Rounds: 10, Lab: c.lab, Modes: []string{c.mode}, Consistency: controller.Consistency{Mode: controller.Mode(c.consistency), Quorum: 2}}
 		err := error(nil)
 		for _, s := range strings.Fields(c.kills) {
 			var k Kill

@@ -62,6 +62,6 @@ func (p *process) worker(ctx context.Context, job string, rank int, take func(re
 		Settle:  p.opts.settle(),
 		Delay:   p.opts.Straggler[rank],
 	}, func(r replay.Reduced) error {
-		return take(reduced{rank, r.Sum, r.Masks, r.Line(p.opts.Set)})
+		return take(reduced{rank: rank, sums: r.Sum, masks: r.Masks, line: r.Line(p.opts.Set)})
 	}, worker.WithTimeout(p.opts.Timeout), worker.WithLogger(p.opts.Log))
 }

@@ -12,12 +12,14 @@ import (
 )
 
 // Restart kills processes (kill -9), all of them before it starts each again as it was started: with nothing in its memory.
-// Their names are those of PIDs. killed is called when all are dead. It returns when they run again, and not when they are
+// Their names are those of PIDs. A name may also be that of a [Program] that runs: it is killed, and whoever runs it may do so
+// again. killed is called when all are dead. It returns when they run again, and not when they are
 // ready: see Ready. [Config.Restarts] must be set.
 func (b *Testbed) Restart(ctx context.Context, killed func(), names ...string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var again []func() error
+	fail := func(name string, err error) error { return fmt.Errorf("restart %s: %w", name, err) }
 	for _, name := range names {
 		i := slices.IndexFunc(b.daemons, func(d *daemon) bool { return d.name == name })
 		switch {
@@ -26,17 +28,19 @@ func (b *Testbed) Restart(ctx context.Context, killed func(), names ...string) e
 			again = append(again, func() error { return b.launch(b.daemons[i]) })
 		case name == SwitchName && b.target != nil:
 			if err := b.killSimpleSwitch(); err != nil {
-				return fmt.Errorf("kill %s: %w", name, err)
+				return fail(name, err)
 			}
 			again = append(again, func() error { return b.runSimpleSwitch(ctx) })
+		case b.running[name] != nil:
+			b.running[name].Kill()
 		default:
-			return fmt.Errorf("restart %s: there is no such process", name)
+			return fail(name, errors.New("there is no such process"))
 		}
 	}
 	killed()
-	for i, start := range again {
+	for _, start := range again {
 		if err := start(); err != nil {
-			return fmt.Errorf("start %s again: %w", names[i], err)
+			return fmt.Errorf("start again: %w", err)
 		}
 	}
 	return nil

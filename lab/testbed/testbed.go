@@ -66,6 +66,7 @@ type Testbed struct {
 	mu      sync.Mutex
 	target  *bmv2.SimpleSwitch // nil with the engine
 	daemons []*daemon
+	running map[string]*netns.Child // by Program.Name
 }
 
 // daemon is a process that runs as long as the testbed.
@@ -80,7 +81,7 @@ type daemon struct {
 // Start starts switch, servers and controller and returns when they are ready. From then on the hosts belong to the testbed;
 // they are removed when it fails, too.
 func Start(ctx context.Context, hosts Hosts, cfg Config) (*Testbed, error) {
-	b := &Testbed{hosts: hosts, cfg: cfg}
+	b := &Testbed{hosts: hosts, cfg: cfg, running: map[string]*netns.Child{}}
 	err := b.start(ctx)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start the lab: %w", err), b.Close())

@@ -30,7 +30,7 @@ func create(t *testing.T) *Testbed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &Testbed{hosts: hosts, cfg: Config{Topology: topology}}
+	b := &Testbed{hosts: hosts, cfg: Config{Topology: topology}, running: map[string]*netns.Child{}}
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)
