@@ -294,7 +294,12 @@ func (s *service) Adapt(_ context.Context, req *api.AdaptRequest) (*api.Job, err
 	}
 	spec := j.spec
 	spec.Adapt = a
-	if err := spec.validateAdapt(); err != nil {
+	err = spec.validateAdapt()
+	if err == nil && a != nil && j.decision.Cohort == 0 {
+		err = fieldf("adapt", "servers sum all ranks of the job, which leaves nothing to move; first steer it to mode %q or %q",
+			policy.ModeSwitch, policy.ModeHybrid)
+	}
+	if err != nil {
 		c.mu.Unlock()
 		return nil, apiError(err)
 	}

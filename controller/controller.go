@@ -162,7 +162,9 @@ func (c *Controller) keeps(spec JobSpec) bool {
 		return false
 	}
 	if c.intent.deviates(j) == "" || c.meets[spec.Name].state == stateRunning {
-		j.spec.Adapt = spec.Adapt // it may be changed at any time
+		if spec.Adapt != nil { // it may be changed at any time; what only Adapt was told stays
+			j.spec.Adapt = spec.Adapt
+		}
 		return true
 	}
 	delete(c.intent.jobs, spec.Name)

@@ -191,8 +191,12 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 		return nil, fieldf("policy.mode", "mode %q leaves nothing to move; begin with mode %q or %q, or leave out adapt", policy.ModeServer,
 			policy.ModeSwitch, policy.ModeHybrid)
 	}
+	first := rule
+	if spec.Adapt != nil && first.Pool == 0 { // it has to do for every plan that may come
+		first.Pool = policy.SteerablePool(spec.Ranks)
+	}
 	free := in.slotsFree()
-	decision, err := rule.Decide(policy.Input{
+	decision, err := first.Decide(policy.Input{
 		Job: spec.Name, Ranks: spec.Ranks, Servers: in.serverNames(), Slots: free,
 	})
 	if err != nil {
@@ -228,9 +232,6 @@ func (in *intent) ruleOf(spec JobSpec) policy.Static {
 	rule := in.cfg.Policy
 	if spec.Policy != nil {
 		rule = *spec.Policy
-	}
-	if spec.Adapt != nil && rule.Pool == 0 { // it has to do for every plan that may come
-		rule.Pool = policy.SteerablePool(spec.Ranks)
 	}
 	return rule.Complete(in.serverNames())
 }

@@ -21,6 +21,7 @@ import (
 	"xagg/api"
 	"xagg/controller/p4rt"
 	"xagg/policy"
+	"xagg/policy/adapt"
 	"xagg/wire"
 )
 
@@ -651,6 +652,40 @@ func TestConfiguredJobsAndState(t *testing.T) {
 		}
 	}
 	r.allBack("runs", 2, ids["runs"])
+}
+
+// TestAdaptAndState: by which policy a plan follows what is measured is kept over a restart, unless the configuration has
+// another one by then.
+func TestAdaptAndState(t *testing.T) {
+	cfg := keptConfig(t)
+	loss := adapt.DefaultConfig()
+	loss.Rule = "loss"
+	cfg.Jobs = []JobSpec{{Name: "told", Ranks: 4, MaxElems: 10}, {Name: "configured", Ranks: 4, MaxElems: 10, Adapt: &loss}}
+	r := newRoom(t, cfg, nil)
+	r.ready()
+	check := func(job, rule string) {
+		t.Helper()
+		reply, err := r.client.Explain(t.Context(), &api.ExplainRequest{Job: job})
+		if err != nil || !strings.HasPrefix(reply.GetAdapt(), "rule: "+rule+"\n") {
+			t.Errorf("job %s has the policy %q, %v; want rule %s", job, reply.GetAdapt(), err, rule)
+		}
+	}
+	if _, err := r.client.Adapt(t.Context(), &api.AdaptRequest{Job: "told", Adapt: "rule: bandwidth\n"}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.client.Adapt(t.Context(), &api.AdaptRequest{Job: "told", Adapt: "rule: moon\n"})
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "find rule \"moon\"") {
+		t.Errorf("a policy that is none: %v", err)
+	}
+	check("told", "bandwidth")
+	check("configured", "loss")
+	r.kill()
+	outlier := adapt.DefaultConfig()
+	r.c.cfg.Jobs = []JobSpec{{Name: "told", Ranks: 4, MaxElems: 10}, {Name: "configured", Ranks: 4, MaxElems: 10, Adapt: &outlier}}
+	r.restart()
+	r.ready()
+	check("told", "bandwidth")
+	check("configured", "outlier")
 }
 
 // FuzzState: whatever a file has, it is refused or is what it says.

@@ -14,6 +14,7 @@ func newBenchCommand(env *env) *cobra.Command {
 	cmd.AddCommand(newBenchRunCommand(env), newBenchReportCommand(env))
 	cmd.AddCommand(newBenchLossCommand(env))
 	cmd.AddCommand(newBenchWorkerCommand(env), newBenchParameterServerCommand(env))
+	cmd.AddCommand(newBenchTrainCommand(env), newBenchTrainWorkerCommand(env))
 	cmd.AddCommand(newBenchTopologyCommand(env))
 	cmd.AddCommand(newBenchAggregatorCommand(env))
 	return cmd

@@ -59,6 +59,9 @@ func (o Options) Check() error {
 	return nil
 }
 
+// retries is how often a measurement that has stalled is made again.
+const retries = 3
+
 // Lanes are the sizes of packets that are measured, in values.
 var Lanes = []int{64, 256}
 
@@ -87,6 +90,14 @@ func Run(ctx context.Context, opts Options) (report *Report, err error) {
 			opts.Progress("repetition %d of %d, processors %q", repetition+1, opts.Repeat, set.Name)
 			for _, c := range cases(repetition) {
 				m, err := b.measure(ctx, set, c)
+				for range retries {
+					if !errors.Is(err, errStalled) {
+						break
+					}
+					opts.Progress("%s on processors %q: %v; once more", c.name(), set.Name, err)
+					report.Stalled++
+					m, err = b.measure(ctx, set, c)
+				}
 				if err != nil {
 					return report, fmt.Errorf("measure %s on processors %q: %w", c.name(), set.Name, err)
 				}

@@ -62,7 +62,8 @@ struct {
 	__type(value, struct answer);
 } answers SEC(".maps");
 
-// The rounds of the chunks that were answered, modulo 2^32: a chunk's next RESULT must be of this round.
+// By parity * chunks + chunk, the round of the next RESULT. Results of rounds that follow each other may come back by
+// different queues, and then in any order; of every other round not, because a sender's queue is not that long.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -86,17 +87,22 @@ struct {
 	__u64 unused[5];
 } seen;
 
-// A sender has one processor and some of the ranks. It walks over its ranks' chunks of a group, then over the groups,
-// then over the rounds. It begins a group when all chunks of the last but one are answered: then the slots are free, and
-// all that is under way fits into the queues.
+// How many frames a queue of a veth holds: more of a sender's are never under way.
+#define QUEUE_LENGTH 256
+
+// A sender has one processor and some of the ranks, and its answers come back there. It walks over its ranks' chunks of
+// a group, then over the groups, then over the rounds. It begins a group when there are as many results as all groups but
+// the last two have chunks. Then all of these are closed on the server, whose results ever are still on their way: a
+// chunk of the next group closes only after them, since all queues keep their order. So the slots are free.
 struct sender {
 	__u32 first, step; // ranks
 	__u32 rank;
 	__u32 chunk; // in the group
 	__u32 at;    // first chunk of the group
 	__u32 round;
-	__u64 need; // answers for the group
+	__u64 need; // results for the group
 	__u64 sent;
+	__u64 answered; // of what it sent
 };
 
 // By processor.
@@ -114,7 +120,7 @@ int send_questions(struct xdp_md *ctx)
 {
 	__u32 cpu = bpf_get_smp_processor_id(); // live frames all come from queue 0
 	struct sender *s = bpf_map_lookup_elem(&senders, &cpu);
-	if (!s || s->round >= until || *(volatile __u64 *)&seen.results < s->need)
+	if (!s || s->round >= until || *(volatile __u64 *)&seen.results < s->need || s->sent - s->answered >= QUEUE_LENGTH)
 		return XDP_DROP;
 	__u32 chunk = s->at + s->chunk, round = s->round, rank = s->rank;
 	__u32 key = ((round & 1) * ranks + rank) * chunks + chunk, len = frame_len;
@@ -154,7 +160,7 @@ static __always_inline int right(const struct frame *f)
 	if (chunk >= chunks || blocks == 0 || swap64(f->x->contributors) != ~0ULL >> (64 - ranks))
 		return 0;
 	struct answer *a = bpf_map_lookup_elem(&answers, &key);
-	__u32 *next = bpf_map_lookup_elem(&rounds, &chunk);
+	__u32 *next = bpf_map_lookup_elem(&rounds, &key);
 	if (!a || !next || *next != round)
 		return 0;
 	if (f->x->tag[0] != a->tag[0] || f->x->tag[1] != a->tag[1])
@@ -173,7 +179,7 @@ static __always_inline int right(const struct frame *f)
 	}
 	if (differ)
 		return 0;
-	*next = round + 1;
+	*next = round + 2;
 	return 1;
 }
 
@@ -185,7 +191,10 @@ int take_answers(struct xdp_md *ctx)
 	if ((const void *)f->lanes > f->end || f->eth->type != swap16(0x0800) || f->ip->protocol != 17 ||
 	    f->udp->src != swap16(XAGG_PORT))
 		return XDP_PASS;
-	__u32 type = f->x->version_type & 0xf;
+	__u32 type = f->x->version_type & 0xf, cpu = bpf_get_smp_processor_id();
+	struct sender *s = bpf_map_lookup_elem(&senders, &cpu);
+	if (s)
+		s->answered++;
 	if (type == TYPE_ACK)
 		__sync_fetch_and_add(&seen.acks, 1);
 	else if (type == TYPE_RESULT && right(f))

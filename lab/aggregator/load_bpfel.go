@@ -25,15 +25,16 @@ type loadQuestion struct {
 }
 
 type loadSender struct {
-	_     structs.HostLayout
-	First uint32
-	Step  uint32
-	Rank  uint32
-	Chunk uint32
-	At    uint32
-	Round uint32
-	Need  uint64
-	Sent  uint64
+	_        structs.HostLayout
+	First    uint32
+	Step     uint32
+	Rank     uint32
+	Chunk    uint32
+	At       uint32
+	Round    uint32
+	Need     uint64
+	Sent     uint64
+	Answered uint64
 }
 
 type loadSoftirq struct {

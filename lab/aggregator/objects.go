@@ -22,7 +22,7 @@ func loadTraffic(t traffic, questions []loadQuestion, cpus []int) (*loadObjects,
 	}
 	spec.Maps[loadMapQuestions].MaxEntries = uint32(len(questions))
 	spec.Maps[loadMapAnswers].MaxEntries = uint32(len(answers))
-	spec.Maps[loadMapRounds].MaxEntries = uint32(t.chunks)
+	spec.Maps[loadMapRounds].MaxEntries = uint32(len(answers))
 	spec.Maps[loadMapSenders].MaxEntries = uint32(slices.Max(cpus) + 1)
 	for variable, value := range map[string]int{
 		loadVarFrameLen: t.frameLen(), loadVarRanks: t.ranks, loadVarChunks: t.chunks, loadVarGroup: t.group,
@@ -43,6 +43,7 @@ func loadTraffic(t traffic, questions []loadQuestion, cpus []int) (*loadObjects,
 	}
 	for i := range answers {
 		put(o.Answers, i, &answers[i])
+		put(o.Rounds, i, uint32(i/t.chunks))
 	}
 	for i := range t.senders {
 		put(o.Senders, cpus[i], &loadSender{First: uint32(i), Rank: uint32(i), Step: uint32(t.senders)})

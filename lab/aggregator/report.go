@@ -98,6 +98,7 @@ type Report struct {
 	Values        int       `json:"values"`
 	Repeat        int       `json:"repeat"`
 	Complete      bool      `json:"complete"` // false: it was interrupted
+	Stalled       int       `json:"stalled"`  // measurements that were made again, because frames were lost
 	Limit         float64   `json:"limit"`    // width above which a ratio is not resolved, as a share of it
 	CoreSets      []CoreSet `json:"core_sets"`
 	Notes         []string  `json:"notes"` // what is counted, and what is not
@@ -240,6 +241,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	fmt.Fprintf(w, "%s, %d processors, %s, XDP %s\n", r.Machine.CPU, r.Machine.Cores, r.Machine.Kernel, r.XDPMode)
 	if !r.Complete {
 		fmt.Fprintln(w, "Interrupted: this is what was finished.")
+	}
+	if r.Stalled > 0 {
+		fmt.Fprintf(w, "%d measurements were made again, because frames were lost.\n", r.Stalled)
 	}
 	for _, set := range r.CoreSets {
 		fmt.Fprintf(w, "processors %q: aggregator on %v, load on %v\n", set.Name, set.Aggregator, set.Load)

@@ -26,6 +26,9 @@ const leaseRounds = 2
 // stalled is how long nothing may come back until a measurement is given up: something was lost.
 const stalled = 5 * time.Second
 
+// errStalled says that a measurement came to a halt. Nothing of it counts, it can be made again.
+var errStalled = errors.New("frames were lost")
+
 // xdpRun is one XDP server with its load, ready to be measured.
 type xdpRun struct {
 	link    *link
@@ -186,7 +189,7 @@ func (r *xdpRun) wait(ctx context.Context) error {
 		case now != last:
 			last, progress = now, time.Now()
 		case time.Since(progress) > stalled:
-			return fmt.Errorf("%d results of %d for %v: %w", now.Results, want, stalled, r.counted())
+			return fmt.Errorf("%w: %d results of %d for %v: %w", errStalled, now.Results, want, stalled, r.counted())
 		}
 		select {
 		case <-ctx.Done():
@@ -372,12 +375,25 @@ func (s *sender) send(ctx context.Context, until uint32) error {
 	return nil
 }
 
-// await waits until the last group but one is answered.
+// await waits until the next group may be sent, as load.bpf.c has it.
 func (s *sender) await(ctx context.Context) error {
+	t := s.run.traffic
+	each := uint64(0) // ranks
+	for rank := s.first; rank < t.ranks; rank += t.senders {
+		each++
+	}
+	size := uint64(t.group)
 	for {
+		var kernel loadSender
 		now, err := s.run.seen()
-		if err != nil || now.Results+uint64(s.run.traffic.group) >= s.group*uint64(s.run.traffic.group) {
+		if err == nil {
+			err = s.run.objects.Senders.Lookup(uint32(s.run.processor(s.first)), &kernel)
+		}
+		if err != nil {
 			return err
+		}
+		if now.Results+size >= s.group*size && (s.group+1)*size*each-kernel.Answered <= queueLength {
+			return nil
 		}
 		if err := ctx.Err(); err != nil {
 			return err

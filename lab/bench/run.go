@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -175,14 +176,18 @@ func (r *bedRun) request(i int) *api.CreateJobRequest {
 	j, c := &r.s.Jobs[i], r.s.Consistency(i, r.mode)
 	req := &api.CreateJobRequest{
 		Name: j.Name, Ranks: uint32(j.Ranks), Depth: uint32(j.Depth), MaxElems: uint32(r.s.MaxElems(i, r.mode)),
-		Policy: &api.Policy{Rule: policy.RuleStatic, Mode: string(r.mode.Policy()), Pool: uint32(j.Pool)},
+		Policy: &api.Policy{Rule: cmp.Or(r.mode.Rule(), policy.RuleStatic), Mode: string(r.mode.Policy()), Pool: uint32(j.Pool)},
 		Consistency: &api.Consistency{
 			Mode: string(c.Mode), Quorum: uint32(c.Quorum), WaitUs: uint32(c.Wait / time.Microsecond), Rounds: uint32(c.Rounds),
 			Staleness: uint32(c.Staleness),
 		},
 	}
 	if r.mode.Policy() == policy.ModeHybrid {
-		for _, rank := range r.s.Steered(i) {
+		steered := r.s.Steered(i)
+		if r.mode.Rule() != "" {
+			steered = []int{0} // it has to find out
+		}
+		for _, rank := range steered {
 			req.Policy.Steer = append(req.Policy.Steer, uint32(rank))
 		}
 	}

@@ -25,7 +25,7 @@ var about = map[string]string{
 	"tcp":           "workers stream to a parameter server over TCP, through the same switch",
 	"ring":          "ring all-reduce over TCP",
 	"gloo":          "Gloo's all-reduce (PyTorch)",
-	"mpi":           "MPI_Allreduce (Open MPI)",
+	"mpi":           "MPI_Iallreduce (Open MPI)",
 	"switch":        "the switch sums all ranks: what the others are compared with",
 	"server":        "XDP servers sum all ranks",
 	"hybrid":        "the switch sums the ranks that are fast, XDP servers those that are not",
