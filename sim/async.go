@@ -171,8 +171,12 @@ func (a *running) take(rank, work int, r *transport.Round) error {
 			if int(x.rank) == rank {
 				own++
 			}
+			work := t.works[x.clock]
+			if a.w.works[work].zeros {
+				continue
+			}
 			for i := range a.want {
-				a.want[i] += a.w.lane(t.works[x.clock], int(x.rank), first+i, t.exponent)
+				a.want[i] += a.w.lane(work, int(x.rank), first+i, t.exponent)
 			}
 		}
 		if i := difference(r.Sum[first:last], a.want); i >= 0 {

@@ -319,7 +319,7 @@ func Random(seed uint64) *Schedule {
 			s.Plans[0].Servers = rng.Perm(s.Servers)[:1+rng.IntN(s.Servers)]
 		}
 		s.Vectors = s.Vectors[:min(3, len(s.Vectors))]
-		for range rng.IntN(10) {
+		for range rng.IntN(6) {
 			s.Vectors = append(s.Vectors, s.Vectors[rng.IntN(len(s.Vectors))])
 		}
 		s.MaxChunks = max(s.MaxChunks, int(s.tensorChunks()))
