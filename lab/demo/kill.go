@@ -88,8 +88,12 @@ func (o *Options) checkKills() error {
 			return usagef("kill %q: it is there twice", k)
 		}
 	}
-	if len(o.Kills) > 0 && slices.Contains(o.Modes, ModeTCP) {
+	switch {
+	case len(o.Kills) == 0:
+	case slices.Contains(o.Modes, ModeTCP):
 		return usagef("kill: mode %s has none of the parts that can be killed", ModeTCP)
+	case slices.Contains(o.Modes, ModeSteered):
+		return usagef("kill: mode %s changes plans, which waits while a job recovers: leave out one of them", ModeSteered)
 	}
 	return nil
 }

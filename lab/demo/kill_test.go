@@ -81,6 +81,7 @@ func TestCheckKills(t *testing.T) {
 		{"switch@1 server@1 controller@7", LabNetns, "switch", "sync", ""},
 		{"switch@3", LabMemory, "switch", "sync", "which needs root"},
 		{"switch@3", LabNetns, ModeTCP, "sync", "mode tcp has none of the parts"},
+		{"switch@3", LabNetns, ModeSteered, "sync", "leave out one of them"},
 		{"spine@3", LabNetns, "switch", "sync", "want switch, server, controller, or worker0 to worker2"},
 		{"switch@0", LabNetns, "switch", "sync", "a round from 1 to 7"},
 		{"switch@8", LabNetns, "switch", "sync", "a round from 1 to 7"},
