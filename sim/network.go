@@ -177,7 +177,7 @@ func (w *world) atSwitch(node int, frame []byte) {
 	plan := w.plan(epoch)
 	switch out.Dest {
 	case agg.ToSender:
-		w.toWorker(node, p)
+		w.transmit(node, atHost, wire.AppendFrame(w.buffer(), service, src, p, false)) // damage may have made a server's answer a question
 	case agg.ToAll:
 		for r := range w.s.Workers {
 			w.toWorker(r, p)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -104,8 +105,13 @@ func Run(s *Schedule, opts Options) (*Report, error) {
 	return run(s, opts)
 }
 
-func run(s *Schedule, opts Options) (*Report, error) {
+func run(s *Schedule, opts Options) (report *Report, err error) {
 	w := &world{s: s, opts: opts, rng: rand.New(rand.NewPCG(s.Seed, 0x3031)), batch: make([][]byte, 0, 64), works: s.settle(), shift: s.shift()}
+	defer func() {
+		if cause := recover(); cause != nil { // a schedule that makes something panic is to be printed like others that fail
+			report, err = &w.report, fmt.Errorf("%v: panic: %v\n%s", w.now, cause, debug.Stack())
+		}
+	}()
 	w.report.Epochs = map[uint16]bool{}
 	w.sw = agg.NewSwitch(4 * int(s.largestPool()))
 	for range s.Servers {
