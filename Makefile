@@ -9,7 +9,7 @@ help: ## list the targets
 
 .PHONY: build
 build: ## build the xagg binary into ./build
-	go build -o build/xagg ./cmd/xagg
+	go build -ldflags "-X xagg/lab/bench.revision=$$(git describe --always --abbrev=40 --dirty=+dirty --match=- 2>/dev/null)" -o build/xagg ./cmd/xagg
 
 .PHONY: demo
 demo: build ## all-reduce real gradients in all three modes

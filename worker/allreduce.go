@@ -195,6 +195,7 @@ func (w *Worker) step(received int, linkErr error) (until time.Time, err error) 
 		p := w.pending[0]
 		w.pending = w.pending[:copy(w.pending, w.pending[1:])]
 		p.info, p.ended = p.call.Info(), time.Now()
+		p.info.Behind = e.Behind(p.call)
 		w.reports.round(p)
 		close(p.done)
 	}

@@ -13,6 +13,9 @@ import (
 	"xagg/lab/results"
 )
 
+// revision is that of git, put in by the Makefile where the tool chain does not know it.
+var revision string
+
 // Machine returns a header with what is known of this machine and this program.
 func Machine() results.Header {
 	h := results.Header{Cores: runtime.NumCPU(), CPU: cpuModel(), Versions: map[string]string{"go": runtime.Version()}}
@@ -38,6 +41,9 @@ func Machine() results.Header {
 		if h.Revision == "+dirty" {
 			h.Revision = ""
 		}
+	}
+	if h.Revision == "" {
+		h.Revision = revision
 	}
 	return h
 }

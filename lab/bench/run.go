@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,10 +17,10 @@ import (
 	"xagg/api"
 	"xagg/lab"
 	"xagg/lab/loop"
+	"xagg/lab/reducer"
 	"xagg/lab/results"
 	"xagg/lab/scenario"
 	"xagg/lab/testbed"
-	"xagg/policy"
 	"xagg/xdp"
 )
 
@@ -152,7 +151,7 @@ func (r *bedRun) createJobs(ctx context.Context) (jobs []lease, remove func() er
 		return nil, remove, fmt.Errorf("ask the controller for its status: %w", err)
 	}
 	for i, j := range r.s.Jobs {
-		job, err := client.CreateJob(ctx, r.request(i))
+		job, err := client.CreateJob(ctx, reducer.JobRequest(r.s, i, r.mode))
 		if err != nil {
 			return nil, remove, fmt.Errorf("create job %s: %s", j.Name, status.Convert(err).Message())
 		}
@@ -169,29 +168,6 @@ func (r *bedRun) createJobs(ctx context.Context) (jobs []lease, remove func() er
 		before = after
 	}
 	return jobs, remove, nil
-}
-
-// request returns what job i is created with.
-func (r *bedRun) request(i int) *api.CreateJobRequest {
-	j, c := &r.s.Jobs[i], r.s.Consistency(i, r.mode)
-	req := &api.CreateJobRequest{
-		Name: j.Name, Ranks: uint32(j.Ranks), Depth: uint32(j.Depth), MaxElems: uint32(r.s.MaxElems(i, r.mode)),
-		Policy: &api.Policy{Rule: cmp.Or(r.mode.Rule(), policy.RuleStatic), Mode: string(r.mode.Policy()), Pool: uint32(j.Pool)},
-		Consistency: &api.Consistency{
-			Mode: string(c.Mode), Quorum: uint32(c.Quorum), WaitUs: uint32(c.Wait / time.Microsecond), Rounds: uint32(c.Rounds),
-			Staleness: uint32(c.Staleness),
-		},
-	}
-	if r.mode.Policy() == policy.ModeHybrid {
-		steered := r.s.Steered(i)
-		if r.mode.Rule() != "" {
-			steered = []int{0} // it has to find out
-		}
-		for _, rank := range steered {
-			req.Policy.Steer = append(req.Policy.Steer, uint32(rank))
-		}
-	}
-	return req
 }
 
 // abortGrace is how long processes have to end by themselves when one of them has failed: what the others say then belongs to the

@@ -22,7 +22,7 @@ type Config struct {
 }
 
 // Run trains: for all rounds it computes, has buckets summed, and hands what came of it to take, which keeps nothing of it.
-// Then it leaves. A rank that is a round behind the others skips one, see [Round.Skipped]. All ranks must have come together before, so that their first computations begin at the same time.
+// Then it leaves. A rank that is late for good skips rounds, see [Pace] and [Round.Skipped]. All ranks must have come together before, so that their first computations begin at the same time.
 //
 // What a round's sums are worth is looked at while the next round computes, so that it is not measured. Only where the
 // computation is shorter than that it begins later by the rest.
@@ -58,7 +58,7 @@ type loop struct {
 	buckets [][]float32
 	offsets []int // of the buckets in the round's values
 	parts   []float64
-	behind  bool // others are through with a round that this worker has not begun
+	pace    Pace
 	// sums are all results so far, added up, and exact what they would be if all had waited for everybody: of modes that do
 	// not wait.
 	sums, exact []float64
@@ -91,19 +91,19 @@ func (l *loop) round(ctx context.Context, number int, meanwhile func() error) (*
 	}
 	var compute time.Duration
 	for b, values := range l.buckets {
-		if l.behind {
+		if l.pace.Skip() {
 			clear(values)
 		} else {
 			l.values.Fill(values, l.Rank, number, l.offsets[b])
 		}
 	}
-	if !l.behind {
+	if !l.pace.Skip() {
 		compute = l.Scenario.Compute(l.Seed, l.Job, l.Rank, number)
 	}
 	ready := l.Scenario.Ready(l.Job, compute)
 	late := max(0, Now()-begin-ready[0])
 	r := &Round{
-		Round: number, Begin: int64(begin), Ready: make([]int64, len(ready)), Done: make([]int64, len(ready)), Skipped: l.behind,
+		Round: number, Begin: int64(begin), Ready: make([]int64, len(ready)), Done: make([]int64, len(ready)), Skipped: l.pace.Skip(),
 	}
 	for b, values := range l.buckets {
 		at := ready[b] + late
@@ -115,6 +115,7 @@ func (l *loop) round(ctx context.Context, number int, meanwhile func() error) (*
 			return nil, fmt.Errorf("bucket %d: %w", b, err)
 		}
 	}
+	behind := 0
 	for b := range l.buckets {
 		outcome, err := l.wait(ctx, b)
 		if err != nil {
@@ -126,8 +127,9 @@ func (l *loop) round(ctx context.Context, number int, meanwhile func() error) (*
 		r.Chunks += outcome.Chunks
 		r.Late += outcome.Late
 		l.parts[b] = outcome.Parts
-		l.behind = outcome.Behind > 0 // of the last bucket: by a round at least
+		behind = outcome.Behind // of the last bucket: by a round at least
 	}
+	l.pace.Note(r.Late > 0, behind)
 	return r, nil
 }
 

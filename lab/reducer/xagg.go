@@ -10,6 +10,7 @@ import (
 	"xagg/lab/loop"
 	"xagg/lab/scenario"
 	"xagg/policy"
+	"xagg/policy/adapt"
 	"xagg/worker"
 )
 
@@ -68,17 +69,28 @@ func (x *xagg) Leave(ctx context.Context) error { return x.worker.Leave(ctx) }
 
 func (x *xagg) Close() error { return x.worker.Close() }
 
-// JobRequest returns what the controller is asked for before a job of a scenario can run in a mode of this project.
+// JobRequest returns what the controller is asked for before a job of a scenario can run in a mode of this project. Who is
+// slow, the plan of a mode that follows what is measured has to find out: in a hybrid one it is rank 0 that servers sum first.
 func JobRequest(s *scenario.Scenario, job int, m scenario.Mode) *api.CreateJobRequest {
 	j, c := &s.Jobs[job], s.Consistency(job, m)
 	p := &api.Policy{Rule: policy.RuleStatic, Mode: string(m.Policy()), Pool: uint32(j.Pool)}
+	follow, steered := "", s.Steered(job)
+	if rule := m.Rule(); rule != "" {
+		a := adapt.DefaultConfig()
+		a.Rule = rule
+		if c.Mode == controller.ModeQuorum {
+			a.MinSteered = 1 // its results are made by servers
+		}
+		follow, steered = a.YAML(), []int{0}
+	}
 	if m.Policy() == policy.ModeHybrid {
-		for _, rank := range s.Steered(job) {
+		for _, rank := range steered {
 			p.Steer = append(p.Steer, uint32(rank))
 		}
 	}
 	return &api.CreateJobRequest{
-		Name: j.Name, Ranks: uint32(j.Ranks), MaxElems: uint32(s.MaxElems(job, m)), Depth: uint32(j.Depth), Policy: p,
+		Adapt: follow,
+		Name:  j.Name, Ranks: uint32(j.Ranks), MaxElems: uint32(s.MaxElems(job, m)), Depth: uint32(j.Depth), Policy: p,
 		Consistency: &api.Consistency{
 			Mode: string(c.Mode), Quorum: uint32(c.Quorum), WaitUs: uint32(c.Wait / time.Microsecond), Rounds: uint32(c.Rounds),
 			Staleness: uint32(c.Staleness),

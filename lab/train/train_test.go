@@ -204,32 +204,6 @@ func TestPitfall40(t *testing.T) {
 	}
 }
 
-// TestPace: whom a rank that is late computes for.
-func TestPace(t *testing.T) {
-	for _, c := range []struct {
-		name     string
-		outcomes []Outcome
-		behind   bool
-	}{
-		{"in time", []Outcome{{}}, false},
-		{"late once, nobody ahead", []Outcome{{Late: 1}}, false},
-		{"late twice", []Outcome{{Late: 1}, {Late: 1}}, true},
-		{"late, and others ahead", []Outcome{{Late: 1, Behind: 2}}, true},
-		{"in time, and others ahead", []Outcome{{Behind: 2}}, false},
-		{"catching up", []Outcome{{Late: 3, Behind: 2}, {Late: 3}}, true},
-		{"caught up", []Outcome{{Late: 3, Behind: 2}, {Late: 3}, {}}, false},
-		{"late with a pause", []Outcome{{Late: 1}, {}, {Late: 1}}, false},
-	} {
-		var p pace
-		for _, o := range c.outcomes {
-			p.note(o)
-		}
-		if p.behind != c.behind {
-			t.Errorf("%s: behind is %v", c.name, p.behind)
-		}
-	}
-}
-
 // plain sums by hand: all ranks meet, and each gets the sum.
 type plain struct {
 	mu    sync.Mutex

@@ -61,9 +61,9 @@ func Work(ctx context.Context, p Plan, rank int, reducer Reducer, emit func(Step
 	task, net := NewTask(p.Seed, p.Ranks, p.Skew), NewNetwork(p.Seed, Sizes)
 	batch, data := NewSamples(p.Batch), make([]float32, len(net.Params))
 	divisor := p.Divisor()
-	var pace pace
+	var pace loop.Pace
 	for i := range p.Rounds {
-		s := Step{Step: i, Begin: now(), Skipped: pace.behind}
+		s := Step{Step: i, Begin: now(), Skipped: pace.Skip()}
 		checkpoint := rank == p.Observer() && i%p.Every == 0
 		if checkpoint {
 			s.Params = slices.Clone(net.Params)
@@ -83,7 +83,7 @@ func Work(ctx context.Context, p Plan, rank int, reducer Reducer, emit func(Step
 		}
 		net.Step(data, p.Rate, divisor)
 		s.Done, s.Digest = now(), digest(net.Params)
-		pace.note(s.Outcome)
+		pace.Note(s.Outcome.Late > 0, s.Outcome.Behind)
 		if checkpoint {
 			for j := range data {
 				data[j] /= float32(divisor)
@@ -107,20 +107,6 @@ func Work(ctx context.Context, p Plan, rank int, reducer Reducer, emit func(Step
 		return err
 	}
 	return reducer.Leave(ctx)
-}
-
-// pace is what a rank of a quorum job knows of its lateness. A rank that is slower than the others for good would fall behind further and further. So
-// once others are ahead, or it was late twice in a row, it computes nothing new: it goes through the rounds that it has missed with zeros, and on until
-// one was in time, which has what was left over of its late gradients: otherwise they would be late again with the next one, for ever.
-type pace struct {
-	late   bool // the all-reduce before was
-	behind bool // nothing new is computed
-}
-
-func (p *pace) note(o Outcome) {
-	late := o.Late > 0
-	p.behind = late && (p.behind || p.late || o.Behind > 0)
-	p.late = late
 }
 
 func sleepUntil(ctx context.Context, t int64) error {

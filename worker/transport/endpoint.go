@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"slices"
@@ -91,6 +92,7 @@ type Stats struct {
 	agg.Stats
 	Malformed uint64 // payloads received that are no packet for a worker
 	Late      uint64 // answers that were not needed any more
+	Early     uint64 // RESULTs of rounds that this worker had not begun, and took when it did
 	Wrong     uint64 // answers that were refused: another shape, a tag that does not fit, a NACK
 }
 
@@ -128,6 +130,11 @@ type Endpoint struct {
 	scouts uint32 // async: scouts that have begun
 	placed uint32 // async: chunks of all tensors so far
 
+	// early are RESULTs of rounds that this worker has not begun, by round: of a quorum job in which it is behind. They are not
+	// sent again, and their chunks need not be sent.
+	early   map[uint32][][]byte
+	earlier int // so many RESULTs are in early
+
 	last    Info   // of the call that was done last
 	newest  uint32 // number of the newest round of which a RESULT was seen
 	answer  wire.Packet
@@ -150,6 +157,7 @@ type Call struct {
 	rounds  int    // under way
 	done    bool
 	began   time.Duration
+	end     uint32 // number of its last round, once it is done
 	info    Info
 	lasts   []Last // by rank
 }
@@ -159,6 +167,10 @@ func (c *Call) Done() bool { return c.done }
 
 // Info describes the all-reduce once it is done.
 func (c *Call) Info() Info { return c.info }
+
+// Behind returns by how many rounds others are known to be ahead of a call that is done. Whoever has taken all that has arrived
+// knows best.
+func (e *Endpoint) Behind(c *Call) int { return int(max(0, int32(e.newest-c.end))) }
 
 // Lasts returns, by rank, for what of the all-reduce the others waited for it, once it is done.
 func (c *Call) Lasts() []Last { return c.lasts }
@@ -409,12 +421,17 @@ func (t *tensor) keep(v vector, offset int) {
 	}
 }
 
-// hear looks at a RESULT of a round that this worker has not begun, the newest of which any was seen.
+// hear takes a RESULT of a round that this worker has not begun: others are ahead.
 func (e *Endpoint) hear(payload []byte) {
 	p := &e.answer
-	if p.Decode(payload) == nil && e.window.Enough(p.Contributors) && p.TagOK() {
+	if p.Decode(payload) != nil || !e.window.Enough(p.Contributors) || !p.TagOK() {
+		e.stats.Wrong++
+		return
+	}
+	if wire.SerialLess(e.newest, p.Round) {
 		e.newest = p.Round
 	}
+	e.keepEarly(payload)
 }
 
 // startAsync prepares a call's first round in an async job.
@@ -459,7 +476,48 @@ func (e *Endpoint) beginRound(now time.Duration, c *Call, vec vector, offset int
 		c.info.Round = r.number
 	}
 	e.live = append(e.live, r)
-	return e.receiveGiven(r)
+	if err := e.receiveGiven(r); err != nil {
+		return err
+	}
+	return e.takeEarly(now, r)
+}
+
+// maxEarly bounds how many RESULTs are kept of rounds that have not begun: 37 MB.
+const maxEarly = 1 << 15
+
+// keepEarly keeps the RESULT under examination, of a round that has not begun.
+func (e *Endpoint) keepEarly(payload []byte) {
+	p := &e.answer
+	if ahead := p.Round - e.window.NextRound(); ahead >= uint32(e.cfg.Rounds) || e.earlier == maxEarly {
+		return // asked for when it is time
+	}
+	if e.early == nil {
+		e.early = map[uint32][][]byte{}
+	}
+	e.early[p.Round] = append(e.early[p.Round], bytes.Clone(payload))
+	e.earlier++
+}
+
+// takeEarly takes the RESULTs that were kept of a round that has begun.
+func (e *Endpoint) takeEarly(now time.Duration, r *round) error {
+	kept := e.early[r.number]
+	delete(e.early, r.number)
+	e.earlier -= len(kept)
+	for _, payload := range kept {
+		p := &e.answer
+		if err := wire.DecodeHeader(payload, &p.Header); err != nil {
+			return fmt.Errorf("decode result: %w", err) // it was decoded before
+		}
+		if p.Chunk >= r.chunks || r.taken[p.Chunk] || p.Epoch != r.header.Epoch {
+			e.stats.Late++
+			continue
+		}
+		e.stats.Early++
+		if err := r.take(now, payload); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // newRound returns a round whose memory may have been another's.
@@ -534,8 +592,9 @@ func (e *Endpoint) Take(now time.Duration, payload []byte) error {
 		return nil
 	}
 	r := e.find(&p.Header)
-	if r == nil && !e.cfg.Async && p.Job == e.cfg.Job && p.Type == wire.TypeResult && wire.SerialLess(e.newest, p.Round) {
+	if r == nil && e.cfg.Quorum > 0 && p.Job == e.cfg.Job && p.Type == wire.TypeResult && !wire.SerialLess(p.Round, e.window.NextRound()) {
 		e.hear(payload)
+		return nil
 	}
 	if r == nil || p.Chunk-r.header.Chunk >= r.chunks || r.taken[p.Chunk-r.header.Chunk] || wire.SerialLess16(p.Epoch, r.header.Epoch) {
 		e.stats.Late++
@@ -610,7 +669,8 @@ func (e *Endpoint) finishRound(now time.Duration) {
 		e.scaled(c)
 	case c.rounds == 0 && c.next == c.vec.len():
 		i.Duration = now - c.began
-		i.Behind = int(max(0, int32(e.newest-r.number)))
+		c.end = r.number
+		i.Behind = e.Behind(c)
 		c.done = true
 		e.done++
 		c.tensor.user = nil

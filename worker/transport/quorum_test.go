@@ -56,7 +56,7 @@ func (w *world) sameRounds() {
 // TestQuorumInts: whoever is late when, all ranks have the same sums of the same ranks, chunk by chunk, and what every
 // rank gave is in a sum once or still in its residual, exactly.
 func TestQuorumInts(t *testing.T) {
-	late, behind := 0, 0
+	late, behind, early := 0, 0, uint64(0)
 	for seed := range uint64(150) {
 		w := quorumWorld(t, seed)
 		const steps = 12
@@ -75,6 +75,7 @@ func TestQuorumInts(t *testing.T) {
 		w.sameRounds()
 		w.checkInfo(&late)
 		for _, k := range w.ranks {
+			early += k.Stats().Early
 			for _, c := range k.calls {
 				behind += c.Info().Behind
 			}
@@ -97,8 +98,8 @@ func TestQuorumInts(t *testing.T) {
 			}
 		}
 	}
-	if late < 100 || behind < 100 {
-		t.Errorf("only %d chunks went without a rank, and ranks were only %d rounds behind", late, behind)
+	if late < 100 || behind < 100 || early < 100 {
+		t.Errorf("only %d chunks went without a rank, ranks were only %d rounds behind, and took only %d RESULTs early", late, behind, early)
 	}
 }
 

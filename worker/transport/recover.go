@@ -14,6 +14,7 @@ import (
 // returns what the endpoint has. An endpoint that is frozen already stays so.
 func (e *Endpoint) Freeze() recovery.State {
 	e.frozen = true
+	e.early, e.earlier = nil, 0 // whoever recovers is told anew
 	s := recovery.State{
 		Began: e.cfg.Round, Next: e.window.NextRound(), Seq: e.window.NextSeq(), AllReduces: e.done + uint64(e.begun), Returns: e.returns,
 	}
