@@ -19,8 +19,8 @@ import (
 	"xagg/policy/trace"
 )
 
-// reportEvery is how often ranks of a job whose plan follows what is measured report their rounds.
-const reportEvery = 100 * time.Millisecond
+// ReportEvery is how often ranks of a job whose plan follows what is measured report their rounds.
+const ReportEvery = 100 * time.Millisecond
 
 // recordBuffer is how many lines a reader of a trace may be behind.
 const recordBuffer = 1024

@@ -93,8 +93,8 @@ func (c Consistency) Validate(ranks, depth int) error {
 	return nil
 }
 
-// rounds returns how many rounds a server's lease has room for (docs/protocol.md, "Server slots").
-func (c Consistency) rounds(depth int) int {
+// ServerRounds returns how many rounds a server's lease has room for (docs/protocol.md, "Server slots").
+func (c Consistency) ServerRounds(depth int) int {
 	if c.Rounds != 0 {
 		return c.Rounds
 	}
@@ -113,7 +113,7 @@ func (c Consistency) rounds(depth int) int {
 func (c Consistency) complete(depth int) Consistency {
 	c.Mode = c.mode()
 	if c.Mode == ModeQuorum {
-		c.Rounds = c.rounds(depth)
+		c.Rounds = c.ServerRounds(depth)
 	}
 	return c
 }
@@ -176,7 +176,7 @@ func (j JobSpec) validateRounds() error {
 	if err := j.Consistency.Validate(j.Ranks, j.Depth); err != nil {
 		return under("consistency", err)
 	}
-	if rounds := j.Consistency.rounds(j.Depth); uint64(rounds)*uint64(chunksOf(j.MaxElems)) >= 1<<32 {
+	if rounds := j.Consistency.ServerRounds(j.Depth); uint64(rounds)*uint64(chunksOf(j.MaxElems)) >= 1<<32 {
 		return fieldf("max_elems", "%d lanes in each of the %d rounds that servers keep are more than 2^32 slots", j.MaxElems, rounds)
 	}
 	return nil

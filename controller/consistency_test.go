@@ -86,7 +86,7 @@ func TestServerRounds(t *testing.T) {
 		{Consistency{Mode: ModeQuorum, Rounds: 2}, 1, 2}, {Consistency{Mode: ModeQuorum, Rounds: 64}, 4, 64},
 		{Consistency{Mode: ModeAsync}, 1, 4}, {Consistency{Mode: ModeAsync}, 16, 4},
 	} {
-		if got := tt.c.rounds(tt.depth); got != tt.want {
+		if got := tt.c.ServerRounds(tt.depth); got != tt.want {
 			t.Errorf("%+v with depth %d: %d rounds, want %d", tt.c, tt.depth, got, tt.want)
 		}
 	}

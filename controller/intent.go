@@ -69,7 +69,7 @@ func (j *job) chunks() uint32 { return chunksOf(j.spec.MaxElems) }
 func chunksOf(elems uint32) uint32 { return (elems-1)/wire.MaxLanes + 1 }
 
 // rounds returns the number of rounds that a server keeps of the job.
-func (j *job) rounds() uint32 { return uint32(j.spec.Consistency.rounds(j.spec.Depth)) }
+func (j *job) rounds() uint32 { return uint32(j.spec.Consistency.ServerRounds(j.spec.Depth)) }
 
 // async reports whether the job's results are read from running sums.
 func (j *job) async() bool { return j.spec.Consistency.Mode == ModeAsync }

@@ -298,7 +298,7 @@ func (c *Controller) report(ctx context.Context, req *api.ReportRequest) (*api.R
 	}
 	reply := &api.ReportReply{}
 	if j.spec.Adapt != nil {
-		reply.EveryMs = uint32(reportEvery.Milliseconds())
+		reply.EveryMs = uint32(ReportEvery.Milliseconds())
 	}
 	if req.GetEpoch() == 0 {
 		c.measured(ctx, j, meet, int(req.GetRank()), req.GetRounds())

@@ -151,6 +151,7 @@ func newRoot(env *env, args []string) *cobra.Command {
 		newJobCommand(env),
 		newRecordCommand(env),
 		newPolicyCommand(env),
+		newSimCommand(env),
 		newPcapCommand(env),
 		newDoctorCommand(env),
 	)

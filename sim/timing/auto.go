@@ -1,0 +1,236 @@
+package timing
+
+import (
+	"math/bits"
+	"time"
+
+	"xagg/controller"
+	"xagg/policy"
+	"xagg/policy/adapt"
+	"xagg/policy/telemetry"
+	"xagg/wire"
+)
+
+// epochDelay is how long after it has finished the last round of a plan a worker says so (worker.reportDelay).
+const epochDelay = 5 * time.Millisecond
+
+// auto has a job's plan follow what its ranks report, as the controller does (controller/adapt.go).
+type auto struct {
+	world   *world
+	job     *job
+	engine  *adapt.Engine
+	window  *telemetry.Window
+	epoch   uint16 // of the plan that the window's rounds ran under
+	judged  bool   // round was
+	round   float64
+	reports [][]telemetry.Round // by rank: what it has not reported yet
+	known   []uint16            // by rank: under which epoch the controller knows it to be
+	change  *change             // of plan, that is under way
+	moves   []Move
+	steered bool // servers have had ranks to sum
+	snap    telemetry.Snapshot
+}
+
+// change is a change of plan.
+type change struct {
+	to    policy.Plan
+	epoch uint16
+	steps []func() error // left
+	armed bool           // and so waits until all ranks use the new plan
+}
+
+// adapt makes a job's plan follow what is measured.
+func (w *world) adapt(j *job) error {
+	cfg := w.opts.Adapt
+	if cfg == nil {
+		c := adapt.DefaultConfig()
+		c.Rule = w.opts.Mode.Rule()
+		if j.consistency.Mode == controller.ModeQuorum { // its results are made by servers
+			c.MinSteered = 1
+		}
+		cfg = &c
+	}
+	engine, err := cfg.New(len(j.ranks))
+	if err != nil {
+		return err
+	}
+	n := len(j.ranks)
+	j.auto = &auto{
+		world: w, job: j, engine: engine, window: telemetry.NewWindow(n, cfg.Window), epoch: j.epoch,
+		reports: make([][]telemetry.Round, n), known: make([]uint16, n),
+	}
+	return nil
+}
+
+// start lets ranks report, each at its own moments.
+func (a *auto) start() {
+	for r, k := range a.job.ranks {
+		a.known[r] = a.job.epoch
+		k.report = func(c bucketCall) { a.ended(r, c) }
+		a.world.agenda.at(time.Duration(a.world.rng.Int64N(int64(controller.ReportEvery))), func() { a.tick(r) })
+	}
+}
+
+// ended notes an all-reduce of a rank for its next report, and whether it goes on under another plan.
+func (a *auto) ended(rank int, c bucketCall) {
+	i := c.Info()
+	round := telemetry.Round{
+		Number: i.Round, Compute: c.compute, Comm: i.Duration, Chunks: i.Chunks, Late: i.Late, Packets: i.Packets, Resends: i.Resends,
+		Behind: i.Behind,
+	}
+	for other, l := range c.Lasts() {
+		if l.Chunks > 0 {
+			round.Last = append(round.Last, telemetry.Last{Rank: other, Chunks: l.Chunks, Blocked: l.Blocked})
+		}
+	}
+	a.reports[rank] = append(a.reports[rank], round)
+	if epoch := a.job.ranks[rank].endpoint.Epoch(); epoch != a.known[rank] {
+		a.world.agenda.at(a.world.agenda.now+epochDelay, func() {
+			a.known[rank] = epoch
+			a.proceed()
+		})
+	}
+}
+
+// tick is a rank's report.
+func (a *auto) tick(rank int) {
+	w := a.world
+	if a.job.left == 0 {
+		return
+	}
+	if rounds := a.reports[rank]; len(rounds) > 0 {
+		a.reports[rank] = nil
+		if a.epoch != a.job.epoch { // numbers of one plan say little of another
+			a.window.Forget()
+			a.epoch = a.job.epoch
+		}
+		if err := a.window.Add(w.agenda.now, telemetry.Report{Rank: rank, Rounds: rounds}); err != nil {
+			w.failf("job %s: %v", a.job.spec.Name, err)
+			return
+		}
+		a.judge()
+	}
+	w.agenda.at(w.agenda.now+controller.ReportEvery, func() { a.tick(rank) })
+}
+
+// judge decides once a round, unless the plan is changing.
+func (a *auto) judge() {
+	if a.change != nil {
+		return
+	}
+	w, j, s := a.world, a.job, &a.snap
+	s.Job = telemetry.Job{
+		Name: j.spec.Name, Size: float64(len(j.ranks)), Mode: string(j.consistency.Mode), Pool: float64(j.plan.Pool),
+		Cohort: float64(bits.OnesCount64(j.plan.Cohort)), Steered: float64(bits.OnesCount64(j.plan.Steered)),
+	}
+	s.Switch = telemetry.Switch{Slots: float64(w.opts.Slots), SlotsFree: w.slotsFree()}
+	s.Servers = s.Servers[:0]
+	for _, name := range w.names() {
+		s.Servers = append(s.Servers, telemetry.Server{Name: name, Ready: true})
+	}
+	a.window.Fill(s, w.agenda.now, float64(j.chunks)*wire.MaxLanes*4)
+	for i := range s.Ranks {
+		s.Ranks[i].Steered = j.plan.Steered>>i&1 != 0
+	}
+	if a.judged && s.Job.Round == a.round || s.Job.Rounds == 0 {
+		return
+	}
+	a.judged, a.round = true, s.Job.Round
+	d := a.engine.Step(s)
+	for _, m := range d.Moves {
+		a.moves = append(a.moves, Move{w.agenda.now, j.ranks[m.Rank].round, m})
+	}
+	if d.Steered != j.plan.Steered {
+		a.steer(d.Steered)
+	}
+}
+
+// slotsFree returns the share of the switch's slots that no job has leased.
+func (w *world) slotsFree() float64 {
+	leased := 0
+	for _, j := range w.jobs {
+		leased += policy.SlotsPerPool * j.plan.Pool
+	}
+	return 1 - float64(leased)/float64(w.opts.Slots)
+}
+
+// steer begins the change to the plan in which servers sum these ranks: the steps of docs/protocol.md, "Changing a plan".
+func (a *auto) steer(steered uint64) {
+	w, j := a.world, a.job
+	rule := policy.Static{Mode: policy.ModeSwitch}
+	if steered != 0 {
+		rule.Mode = policy.ModeHybrid
+		a.steered = true
+	}
+	for m := steered; m != 0; m &= m - 1 {
+		rule.Steer = append(rule.Steer, bits.TrailingZeros64(m))
+	}
+	d, err := rule.Decide(policy.Input{Job: j.spec.Name, Ranks: len(j.ranks), Servers: w.names(), Pool: j.plan.Pool})
+	if err != nil {
+		w.failf("job %s: %v", j.spec.Name, err)
+		return
+	}
+	c := &change{to: d.Plan, epoch: nextEpoch(j.epoch)}
+	a.change = c
+	next, old := w.resolve(c.to), j.installed[j.epoch]
+	for _, number := range next.servers {
+		c.steps = append(c.steps, func() error { return w.installServer(j, c.epoch, number) })
+	}
+	c.steps = append(c.steps,
+		func() error { return w.installSwitch(j, c.epoch, next) },
+		func() error {
+			c.armed = true
+			if len(old.servers) == 0 {
+				w.sw.Arm(j.id, j.epoch, c.epoch)
+			} else { // chunk 0 is with the first server
+				w.servers[old.servers[0]].aggregator.Arm(j.id, j.epoch, c.epoch)
+			}
+			return nil
+		})
+	a.step()
+}
+
+// nextEpoch returns the epoch after another: two that follow each other are of different halves of the lease.
+func nextEpoch(e uint16) uint16 {
+	if e == 0xffff {
+		return 2
+	}
+	return e + 1
+}
+
+// step carries out the next step of the change, and those after it.
+func (a *auto) step() {
+	w, c := a.world, a.change
+	w.agenda.at(w.agenda.now+w.costs.Step, func() {
+		if err := c.steps[0](); err != nil {
+			w.failf("job %s: %v", a.job.spec.Name, err)
+			return
+		}
+		if c.steps = c.steps[1:]; len(c.steps) > 0 {
+			a.step()
+			return
+		}
+		a.proceed()
+	})
+}
+
+// proceed ends the change once all ranks use the new plan: the old one is removed.
+func (a *auto) proceed() {
+	w, j, c := a.world, a.job, a.change
+	if c == nil || !c.armed || len(c.steps) > 0 {
+		return
+	}
+	for _, epoch := range a.known {
+		if wire.SerialLess16(epoch, c.epoch) {
+			return
+		}
+	}
+	old := j.epoch
+	w.sw.Remove(j.id, old)
+	for _, number := range j.installed[old].servers {
+		w.servers[number].aggregator.Remove(j.id, old)
+	}
+	delete(j.installed, old)
+	j.plan, j.epoch = c.to, c.epoch
+	a.change = nil
+}
