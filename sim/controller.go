@@ -46,10 +46,19 @@ func (w *world) installServer(plan, server int) {
 	err := w.servers[server].Install(agg.ServerPlan{
 		Job: w.jobID(), Epoch: w.epoch(plan), Ranks: w.s.all(), Chunks: uint32(w.s.MaxChunks), Rounds: w.s.serverRounds(),
 		Quorum: uint32(w.s.quorum().Ranks), WaitUs: uint32(w.s.quorum().Wait.Microseconds()),
+		Async: w.s.Async != nil, Staleness: w.s.staleness(),
 	})
 	if err != nil {
 		w.failf("%v", err)
 	}
+}
+
+// staleness returns that of an async schedule, or 0.
+func (s *Schedule) staleness() uint32 {
+	if s.Async == nil {
+		return 0
+	}
+	return uint32(s.Async.Staleness)
 }
 
 func (w *world) installSwitch(plan int) {
@@ -76,8 +85,11 @@ func (w *world) installSwitch(plan int) {
 
 // serverRounds is the number of rounds that a server keeps: twice the depth, in powers of two; with a quorum all there are.
 func (s *Schedule) serverRounds() uint32 {
-	if s.Quorum != nil {
+	switch {
+	case s.Quorum != nil:
 		return quorumRounds
+	case s.Async != nil:
+		return asyncRounds
 	}
 	return 1 << bits.Len(uint(2*max(s.Depth, 1)-1))
 }

@@ -11,6 +11,8 @@
 //   - that aggregators refuse nothing but what is late or damaged;
 //   - that the packets seen at the switch's ports pass the trace checker of package wire/check: each contribution is in
 //     each result once, wherever on its way it was summed;
+//   - that at the end of a job with a quorum all that ranks gave is in results or kept by them for the next, and at the end of
+//     an async job every rank was told of every contribution once;
 //   - that survivors of a crash end with an error that names the dead as far as an aggregator has told, and that the
 //     next job on the same slots works.
 //

@@ -30,6 +30,7 @@ const (
 	enter                // a worker that came back begins
 	die                  // a worker dies that will come back
 	comeBack             // it is there again
+	restore              // the switch has its plan again, in async
 )
 
 func (e *event) before(f *event) bool { return e.at < f.at || e.at == f.at && e.order < f.order }

@@ -79,22 +79,34 @@ func (w *world) transmit(node int, arrival kind, frame []byte) {
 		waiting = int((l.busy - w.now) / l.Gap)
 	}
 	if waiting >= l.Queue {
-		w.tell("lost in a full queue", node, arrival, frame)
 		w.report.Overflows++
-		w.free = append(w.free, frame)
+		w.lost("lost in a full queue", node, arrival, frame)
 		return
 	}
 	l.busy += l.Gap
 	if w.chance(l.Drop) {
-		w.tell("lost", node, arrival, frame)
 		w.report.Losses++
-		w.free = append(w.free, frame)
+		w.lost("lost", node, arrival, frame)
 		return
 	}
 	if w.chance(l.Duplicate) {
 		w.fly(l, node, arrival, append(w.buffer(), frame...))
 	}
 	w.fly(l, node, arrival, frame)
+}
+
+// lost is a frame's end.
+func (w *world) lost(how string, node int, arrival kind, frame []byte) {
+	w.tell(how, node, arrival, frame)
+	w.misses(node, arrival)
+	w.free = append(w.free, frame)
+}
+
+// misses notes that the trace checker may not be shown in time what a running sum has become.
+func (w *world) misses(node int, arrival kind) {
+	if w.running != nil && arrival == atSwitch && node >= w.s.Workers {
+		w.unseen++
+	}
 }
 
 // spoil lets a test change a frame.
@@ -112,6 +124,7 @@ func (w *world) fly(l *line, node int, arrival kind, frame []byte) {
 	at := l.busy + l.Delay
 	if l.Jitter > 0 && w.chance(l.Reorder) {
 		at += time.Duration(w.rng.ExpFloat64() * float64(l.Jitter))
+		w.misses(node, arrival)
 	}
 	if w.chance(l.Corrupt) {
 		w.damage(node, arrival, frame)
@@ -164,7 +177,7 @@ func (w *world) atSwitch(node int, frame []byte) {
 	plan := w.plan(epoch)
 	switch out.Dest {
 	case agg.ToSender:
-		w.toWorker(node, p)
+		w.transmit(node, atHost, wire.AppendFrame(w.buffer(), service, src, p, false)) // damage may have made a server's answer a question
 	case agg.ToAll:
 		for r := range w.s.Workers {
 			w.toWorker(r, p)
@@ -206,8 +219,14 @@ func (w *world) atServer(s int, frame []byte) {
 	}
 	w.tell("at the server", w.s.Workers+s, atHost, frame)
 	w.lanes(p)
+	question := p.Header
 	out := w.servers[s].Handle(w.clock(s+1), p)
 	w.refused(out.Reason, p)
+	if out.Reason == wire.ReasonNone && question.Flags&wire.FlagAsync != 0 {
+		if err := w.running.add(&question); err != nil {
+			w.failf("%v", err)
+		}
+	}
 	dst := service
 	switch out.Dest {
 	case agg.Nowhere:

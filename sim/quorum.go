@@ -21,21 +21,27 @@ const quorumRounds = 256
 
 // ledger follows by the masks of results what has become of the integers that ranks gave in a job with a quorum.
 type ledger struct {
-	given    map[[2]int][]int32   // by all-reduce and rank: the input, with what was left out before
+	w        *world
+	begun    []int                // by rank: all-reduces
+	given    map[[2]int][]int32   // by all-reduce and rank, of those that somebody asked for: see gave
 	residual []map[string][]int32 // by rank and key: what was left out so far
 	results  map[uint32]outcome   // by round: what the first rank that had it was told
+	want     []int32              // of a chunk
 }
 
 // outcome is a round's result.
 type outcome struct {
-	sum   []int32
-	masks []uint64
-	told  uint64 // mask of the ranks that were told so and live
+	work   int // the all-reduce
+	offset int
+	sum    []int32
+	masks  []uint64
+	told   uint64 // mask of the ranks that were told so and live
 }
 
-func newLedger(ranks int) *ledger {
+func newLedger(w *world) *ledger {
 	l := &ledger{
-		given: map[[2]int][]int32{}, residual: make([]map[string][]int32, ranks), results: map[uint32]outcome{},
+		w: w, begun: make([]int, w.s.Workers), given: map[[2]int][]int32{}, residual: make([]map[string][]int32, w.s.Workers),
+		results: map[uint32]outcome{},
 	}
 	for r := range l.residual {
 		l.residual[r] = map[string][]int32{}
@@ -43,21 +49,36 @@ func newLedger(ranks int) *ledger {
 	return l
 }
 
-// give notes that a rank begins an all-reduce with an input.
-func (l *ledger) give(rank, work int, key string, input []int32) {
-	given := make([]int32, len(input))
-	copy(given, input)
+// begins notes that a rank begins an all-reduce.
+func (l *ledger) begins(rank, work int) { l.begun[rank] = work + 1 }
+
+// gave returns what a rank gives to an all-reduce: its input, and what was left out of the tensor's vectors before. It is
+// asked when the one before it of that tensor is done at the rank, and before this one is.
+func (l *ledger) gave(rank, work int) []int32 {
+	at := [2]int{work, rank}
+	if given, ok := l.given[at]; ok {
+		return given
+	}
+	given := make([]int32, l.w.works[work].Lanes)
+	for i := range given {
+		given[i] = l.w.int(work, rank, i)
+	}
+	key := l.w.works[work].key()
 	for i, v := range l.residual[rank][key] {
 		given[i] += v
 	}
-	l.residual[rank][key] = make([]int32, len(input))
-	l.given[[2]int{work, rank}] = given
+	l.residual[rank][key] = make([]int32, len(given))
+	l.given[at] = given
+	return given
 }
 
 // dies notes that a rank is gone: what it alone was told of may be summed again, by others.
-func (l *ledger) dies(rank int) {
+func (l *ledger) dies(k *worker) {
+	for work := k.work; work < k.next; work++ {
+		l.gave(k.rank, work) // it may be in results of which the others are still to be told
+	}
 	for number, o := range l.results {
-		if o.told &^= 1 << rank; o.told == 0 {
+		if o.told &^= 1 << k.rank; o.told == 0 {
 			delete(l.results, number)
 		} else {
 			l.results[number] = o
@@ -67,7 +88,7 @@ func (l *ledger) dies(rank int) {
 
 // comesBack notes that a rank begins with an all-reduce, and without what had been left out of its vectors before.
 func (l *ledger) comesBack(rank, work int) {
-	l.residual[rank] = map[string][]int32{}
+	l.residual[rank], l.begun[rank] = map[string][]int32{}, work
 	for at := range l.given {
 		if at[0] >= work && at[1] == rank {
 			delete(l.given, at)
@@ -75,9 +96,61 @@ func (l *ledger) comesBack(rank, work int) {
 	}
 }
 
+// balance checks at the end of the job, value by value, that what ranks gave is what the results have and what the ranks
+// keep for the next, by what their endpoints say. Of a process that died nothing is known but what results have of it.
+func (l *ledger) balance() error {
+	over := map[string][]int32{} // by key: what results have and ranks keep beyond what was given
+	for work := range l.w.works {
+		over[l.w.works[work].key()] = make([]int32, l.w.works[work].Lanes)
+	}
+	for _, o := range l.results {
+		sum := over[l.w.works[o.work].key()][o.offset:]
+		for i, v := range o.sum {
+			sum[i] += v
+		}
+		for c, mask := range o.masks {
+			from, to := c*wire.MaxLanes, min((c+1)*wire.MaxLanes, len(o.sum))
+			for ; mask != 0; mask &= mask - 1 {
+				k := l.w.workers[bits.TrailingZeros64(mask)]
+				if !k.dead && o.work >= k.first {
+					continue
+				}
+				for i, v := range l.gave(k.rank, o.work)[o.offset+from : o.offset+to] {
+					sum[from+i] -= v
+				}
+			}
+		}
+	}
+	for _, k := range l.w.workers {
+		if k.dead {
+			continue
+		}
+		for work := k.first; work < len(l.w.works); work++ {
+			values := over[l.w.works[work].key()]
+			for i := range values {
+				values[i] -= l.w.int(work, k.rank, i)
+			}
+		}
+		for key, values := range over {
+			for i, v := range k.endpoint.Residual(key) {
+				values[i] += v
+			}
+		}
+	}
+	for key, values := range over {
+		for i, v := range values {
+			if v != 0 {
+				return fmt.Errorf("value %d of %s: results have and ranks keep %d more than was given", i, key, v)
+			}
+		}
+	}
+	return nil
+}
+
 // take checks a round that a rank was told of: that it is the same for all ranks, and the sum of what exactly the ranks in
 // its masks gave. It notes what was left out of the rank's own.
-func (l *ledger) take(rank, work int, key string, r *transport.Round, quorum int, all uint64) error {
+func (l *ledger) take(rank, work int, r *transport.Round, quorum int, all uint64) error {
+	own := l.gave(rank, work)
 	if first, ok := l.results[r.Number]; ok {
 		first.told |= 1 << rank
 		l.results[r.Number] = first
@@ -90,27 +163,29 @@ func (l *ledger) take(rank, work int, key string, r *transport.Round, quorum int
 			}
 		}
 	} else {
-		l.results[r.Number] = outcome{append([]int32{}, r.Sum...), append([]uint64{}, r.Masks...), 1 << rank}
+		l.results[r.Number] = outcome{work, r.Offset, append([]int32{}, r.Sum...), append([]uint64{}, r.Masks...), 1 << rank}
 	}
 	for c, mask := range r.Masks {
 		if mask&^all != 0 || bits.OnesCount64(mask) < quorum {
 			return fmt.Errorf("chunk %d has mask %#x, want %d ranks", c, mask, quorum)
 		}
-		for i := c * wire.MaxLanes; i < min((c+1)*wire.MaxLanes, len(r.Sum)); i++ {
-			var want int32
-			for m := mask; m != 0; m &= m - 1 {
-				given, ok := l.given[[2]int{work, bits.TrailingZeros64(m)}]
-				if !ok {
-					return fmt.Errorf("chunk %d has mask %#x, and rank %d has not begun", c, mask, bits.TrailingZeros64(m))
-				}
-				want += given[r.Offset+i]
+		for m := mask; m != 0; m &= m - 1 {
+			if r := bits.TrailingZeros64(m); l.begun[r] <= work {
+				return fmt.Errorf("chunk %d has mask %#x, and rank %d has not begun", c, mask, r)
 			}
-			if r.Sum[i] != want {
-				return fmt.Errorf("lane %d is %d, want %d of mask %#x", r.Offset+i, r.Sum[i], want, mask)
+		}
+		from, to := c*wire.MaxLanes, min((c+1)*wire.MaxLanes, len(r.Sum))
+		l.want = append(l.want[:0], make([]int32, to-from)...)
+		for m := mask; m != 0; m &= m - 1 {
+			for i, v := range l.gave(bits.TrailingZeros64(m), work)[r.Offset+from : r.Offset+to] {
+				l.want[i] += v
 			}
-			if mask>>rank&1 == 0 {
-				l.residual[rank][key][r.Offset+i] = l.given[[2]int{work, rank}][r.Offset+i]
-			}
+		}
+		if i := difference(r.Sum[from:to], l.want); i >= 0 {
+			return fmt.Errorf("lane %d is %d, want %d of mask %#x", r.Offset+from+i, r.Sum[from+i], l.want[i], mask)
+		}
+		if mask>>rank&1 == 0 {
+			copy(l.residual[rank][r.Key][r.Offset+from:], own[r.Offset+from:r.Offset+to])
 		}
 	}
 	return nil

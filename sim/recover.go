@@ -51,6 +51,10 @@ func (w *world) lose(l *Loss) {
 	if w.ended {
 		return // the next job installs its plan as if nothing had been
 	}
+	if w.s.Async != nil {
+		w.loseAsync(l)
+		return
+	}
 	w.recover()
 }
 
@@ -102,7 +106,14 @@ func (w *world) die(k *worker) {
 	w.notef("rank %d dies", k.rank)
 	w.report.Deaths++
 	k.dead = true
-	w.ledger.dies(k.rank)
+	w.ledger.dies(k)
+	for round, u := range w.epochs { // what it alone has begun the others may run under the plan after it
+		if u.ranks &^= 1 << k.rank; u.ranks == 0 {
+			delete(w.epochs, round)
+		} else {
+			w.epochs[round] = u
+		}
+	}
 	if w.maybeEnd(); !w.ended && w.recoverer.underWay {
 		w.recover()
 	}
@@ -130,9 +141,7 @@ func (w *world) enter(rank int) {
 		Round: p.Return, Seq: p.ReturnSeq, AllReduces: p.ReturnAllReduce, Returns: p.Returns,
 	})
 	w.workers[rank] = k
-	if k.work < len(w.s.Vectors) {
-		w.next(k)
-	}
+	w.computes(k)
 	w.stepped()
 }
 
@@ -239,17 +248,12 @@ func (w *world) resume(k *worker) {
 	}
 	w.notef("rank %d goes on with %d RESULTs of others", k.rank, len(lacked))
 	k.base = r.plan.Base(r.states[k.rank].First)
-	done := k.endpoint.Done()
 	if err := k.endpoint.Resume(w.now, w.controller.epoch, r.plan.Restart, lacked); err != nil {
 		w.failf("rank %d: %v", k.rank, err)
 		return
 	}
 	w.stepped()
-	if !done && k.endpoint.Done() {
-		w.finish(k)
-		return
-	}
-	w.pump(k)
+	w.goOn(k)
 }
 
 // removeEpoch takes a plan away from everywhere.

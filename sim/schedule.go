@@ -20,6 +20,7 @@ type Schedule struct {
 	Pool      uint32  `yaml:"pool"`            // the workers'; a power of two
 	MaxChunks int     `yaml:"max_chunks"`      // of a round
 	Depth     int     `yaml:"depth,omitempty"` // rounds that a worker may have under way; 0 = 1
+	Ahead     int     `yaml:"ahead,omitempty"` // all-reduces that a worker may have under way; 0 = 1
 	Epoch     uint16  `yaml:"epoch"`           // of the first plan
 	Jobs      int     `yaml:"jobs"`            // one after the other, with the same plans on the same slots
 	Vectors   []Work  `yaml:"vectors"`         // what a job all-reduces
@@ -28,6 +29,7 @@ type Schedule struct {
 	Crash     *Crash  `yaml:"crash,omitempty"`
 	Losses    []Loss  `yaml:"losses,omitempty"`
 	Quorum    *Quorum `yaml:"quorum,omitempty"` // nil = every result is the sum of all ranks
+	Async     *Async  `yaml:"async,omitempty"`  // nil = every all-reduce has a result of its own
 	Deaths    []Death `yaml:"deaths,omitempty"` // with a quorum
 	Damage    Damaged `yaml:"damage,omitempty"`
 
@@ -138,6 +140,9 @@ func (s *Schedule) check() error {
 			}
 		}
 	}
+	if err := s.checkAsync(); err != nil {
+		return err
+	}
 	if len(s.Deaths) > 0 && s.Quorum == nil {
 		return fmt.Errorf("deaths without a quorum: see crash")
 	}
@@ -164,16 +169,12 @@ func (s *Schedule) check() error {
 }
 
 // key names the tensor of an all-reduce.
-func (s *Schedule) key(work int) string {
-	return fmt.Sprintf("tensor %d of %d", s.Vectors[work].Tensor, s.Vectors[work].Lanes)
-}
+func (v *Work) key() string { return fmt.Sprintf("tensor %d of %d", v.Tensor, v.Lanes) }
 
-// longest returns the number of lanes of the longest vector.
-func (s *Schedule) longest() (lanes int) {
-	for _, v := range s.Vectors {
-		lanes = max(lanes, v.Lanes)
-	}
-	return lanes
+// allReduce is one of a job.
+type allReduce struct {
+	Work
+	zeros bool // of all ranks
 }
 
 // all is the mask of all ranks.
@@ -293,18 +294,38 @@ func Random(seed uint64) *Schedule {
 				s.Plans[i].Servers = rng.Perm(s.Servers)[:1+rng.IntN(s.Servers)]
 			}
 		}
-		if chance(0.6) {
+		if chance(0.5) {
 			for range rng.IntN(8) {
 				s.Vectors = append(s.Vectors, s.Vectors[rng.IntN(len(s.Vectors))])
 			}
-			for i := range s.Vectors {
-				s.Vectors[i].Tensor = rng.IntN(3)
-			}
+		}
+		for i := range s.Vectors {
+			s.Vectors[i].Tensor = rng.IntN(3)
+		}
+		if chance(0.6) {
 			within := []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, time.Second}[rng.IntN(3)]
 			for range 1 + rng.IntN(5) {
 				d := Death{Rank: rng.IntN(s.Workers), At: upTo(within)}
 				d.Back = d.At + upTo(within)
 				s.Deaths = append(s.Deaths, d)
+			}
+		}
+	}
+	s.Ahead = 1 + rng.IntN(4)
+	if s.Servers > 0 && s.Quorum == nil && chance(0.3) {
+		s.Async = &Async{Staleness: rng.IntN(4)}
+		s.Plans = s.Plans[:1]
+		if s.Plans[0].Cohort = 0; len(s.Plans[0].Servers) == 0 {
+			s.Plans[0].Servers = rng.Perm(s.Servers)[:1+rng.IntN(s.Servers)]
+		}
+		s.Vectors = s.Vectors[:min(3, len(s.Vectors))]
+		for range rng.IntN(6) {
+			s.Vectors = append(s.Vectors, s.Vectors[rng.IntN(len(s.Vectors))])
+		}
+		s.MaxChunks = max(s.MaxChunks, int(s.tensorChunks()))
+		if chance(0.5) {
+			for i := range s.Losses {
+				s.Losses[i].Servers = nil
 			}
 		}
 	}

@@ -43,7 +43,14 @@ func cuts(s *Schedule) (cuts []func(*Schedule)) {
 	add := func(f func(*Schedule)) { cuts = append(cuts, f) }
 	add(func(c *Schedule) { c.Jobs = 1 })
 	add(func(c *Schedule) { c.Crash = nil })
-	add(func(c *Schedule) { c.Quorum = nil })
+	add(func(c *Schedule) { c.Quorum, c.Deaths = nil, nil })
+	add(func(c *Schedule) { c.Async = nil })
+	add(func(c *Schedule) {
+		if c.Async != nil {
+			c.Async = &Async{}
+		}
+	})
+	add(func(c *Schedule) { c.Ahead = 0 })
 	add(func(c *Schedule) { c.Late = nil })
 	for i := range s.Losses {
 		add(func(c *Schedule) { c.Losses = slices.Delete(c.Losses, i, i+1) })

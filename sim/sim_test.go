@@ -146,7 +146,8 @@ func TestCoverage(t *testing.T) {
 		reasons                                               [wire.NumReasons]int
 		losses, overflows, damaged, errors, changes, restarts int
 		recoveries, handed, partial, quorumLost               int
-		deaths, returns, rejoined                             int
+		deaths, returns, rejoined, together                   int
+		additions, sumsLost                                   int
 	)
 	for seed := range uint64(300) {
 		s := Random(seed)
@@ -163,8 +164,9 @@ func TestCoverage(t *testing.T) {
 			changes += len(r.Epochs) - 1
 		}
 		recoveries, handed = recoveries+r.Recoveries, handed+r.HandedOver
-		partial += r.Partial
+		partial, together = partial+r.Partial, together+r.Together
 		deaths, returns, rejoined = deaths+r.Deaths, returns+r.Returns, rejoined+r.Rejoined
+		additions, sumsLost = max(additions, r.Additions), sumsLost+r.SumsLost
 		if s.Quorum != nil {
 			quorumLost += r.Recoveries
 		}
@@ -176,10 +178,11 @@ func TestCoverage(t *testing.T) {
 		"losses": losses, "full queues": overflows, "damaged packets": damaged, "errors": errors, "changes of plan": changes,
 		"jobs after a crash": restarts, "recoveries": recoveries, "results handed over": handed,
 		"chunks without all ranks": partial, "recoveries of quorum jobs": quorumLost,
-		"deaths in quorum jobs": deaths, "workers that came back": returns, "chunks that they gave to at once": rejoined, "late contributions": reasons[wire.ReasonLate],
+		"several all-reduces of a worker": together, "deaths in quorum jobs": deaths, "workers that came back": returns, "chunks that they gave to at once": rejoined, "late contributions": reasons[wire.ReasonLate],
 		"summed": reasons[wire.ReasonNone], "duplicates": reasons[wire.ReasonDuplicate],
 		"steered": reasons[wire.ReasonSteered], "forwarded": reasons[wire.ReasonForwarded],
-		"stale": reasons[wire.ReasonStale], "late for their epoch": reasons[wire.ReasonEpoch],
+		"held back in async": reasons[wire.ReasonHeld], "async jobs whose sums were lost": sumsLost,
+		"contributions in a difference, beyond 10": max(0, additions-10), "stale": reasons[wire.ReasonStale], "late for their epoch": reasons[wire.ReasonEpoch],
 		"late for their job": reasons[wire.ReasonUnknownJob], "wrong checksums": reasons[wire.ReasonChecksum],
 	} {
 		if n == 0 {
@@ -277,6 +280,32 @@ func TestSabotage(t *testing.T) {
 				return true
 			},
 			want: "of mask",
+		},
+		"another value than was given, in async": {
+			change: func(s *Schedule) { s.Plans = []Plan{{Servers: []int{0}, Pool: 4}}; s.Async = &Async{Staleness: 1} },
+			sabotage: func(w *world, node int, arrival kind, p *wire.Packet) bool {
+				if arrival != atSwitch || p.Type != wire.TypeGrad || p.Rank != 1 || p.Round != 2 {
+					return false
+				}
+				p.Lanes[0]++
+				p.Seal()
+				return true
+			},
+			want: "of additions",
+		},
+		"a contribution that is counted as the rank's next one": {
+			change: func(s *Schedule) { s.Plans = []Plan{{Servers: []int{0}, Pool: 4}}; s.Async = &Async{Staleness: 1} },
+			sabotage: func(w *world, node int, arrival kind, p *wire.Packet) bool {
+				again := arrival == atSwitch && p.Type == wire.TypeGrad && p.Flags&wire.FlagAsync != 0 && p.Rank == 1 && p.Round == 3 && p.Chunk == 2
+				if again { // what is added is the one before it
+					for i := range p.Lanes[:p.Elems] {
+						p.Lanes[i] = w.int(2, 1, 2*wire.MaxLanes+i)
+					}
+					p.Seal()
+				}
+				return again
+			},
+			want: "of additions",
 		},
 		"a pool that the switch does not have": {
 			change: func(s *Schedule) { s.Plans = s.Plans[:1]; s.Plans[0].Pool = 2; s.Links[0].Drop = 0.3 },

@@ -288,10 +288,13 @@ func (p *Port) receiveNow() (n int, err error) {
 	if err := p.raw.Control(func(fd uintptr) { n, errno = p.recvmmsg(fd) }); err != nil {
 		return 0, err
 	}
-	if errno != 0 {
-		return 0, nil // nothing there, or the interface is gone
+	switch errno {
+	case 0:
+		return n, nil
+	case unix.ENETDOWN: // which the kernel says once
+		p.isDown()
 	}
-	return n, nil
+	return 0, nil // nothing there, or the interface is gone
 }
 
 func (p *Port) receive() (n int, err error) {

@@ -22,6 +22,7 @@ func newDemoCommand(env *env) *cobra.Command {
 		modes      []string
 		stragglers []string
 		output     string
+		kills      []string
 		faults     faultFlags
 	)
 	cmd := &cobra.Command{
@@ -43,6 +44,9 @@ if all are equal, and the same in all modes. With a quorum each chunk's integers
 in its mask of what these had to give, what was left out of their vectors before included; in an async job all that a worker was told with the sum of all
 contributions.
 
+With --kill parts of the lab die (kill -9) in the middle of each job and are started again at once: the report says how long it took until
+every worker had the result of an all-reduce that was begun after it, and every integer is checked as ever.
+
 With root the hosts are network namespaces with veth links, and the server's program is XDP in the kernel. Without,
 everything runs in one process.`,
 		Example: `  xagg demo
@@ -53,14 +57,17 @@ everything runs in one process.`,
   xagg demo --consistency quorum --quorum 3 --wait 5ms --straggler 3=40ms
   xagg demo --consistency async --staleness 2 --straggler 3=20ms
   xagg demo --switch simple_switch_grpc
+  xagg demo --kill switch@3 --rounds 20
+  xagg demo --kill server@5 --kill controller@5 --rounds 20 --pcap recovered.pcapng
+  xagg demo --consistency quorum --quorum 3 --wait 5ms --kill worker2@5 --rounds 150
   xagg demo --fault drop=5%,reorder=5% --fault corrupt=1%,port=65`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
 				return usagef("--output %q: want text or json", output)
 			}
-			if err := prepareDemo(env, cmd, &opts, modes, stragglers); err != nil {
-				return err
+			if err := prepareDemo(env, cmd, &opts, modes, stragglers, kills); err != nil {
+				return demoError(cmd.Context(), err)
 			}
 			var err error
 			if opts.Faults, err = faults.specs(); err != nil {
@@ -105,6 +112,8 @@ everything runs in one process.`,
 	f.IntVar(&opts.Consistency.Rounds, "keep-rounds", 0, "rounds that servers keep for stragglers, a power of two (quorum) (default: all of the run, up to 256)")
 	f.IntVar(&opts.Consistency.Staleness, "staleness", 0, "contributions that a rank may be ahead of the slowest (async)")
 	f.StringArrayVar(&stragglers, "straggler", nil, "RANK=DELAY: this rank comes later to every all-reduce, and hybrid steers it")
+	f.StringArrayVar(&kills, "kill", nil, "PART@ROUND: kill -9 of switch, server, controller or, with a quorum, a worker as worker2, and its start, when so many all-reduces are done "+
+		"(several of one round die together; needs root)")
 	faults.add(f)
 	f.BoolVar(&opts.NoChecksum, "no-checksum", false, "workers send without UDP checksums; damaged packets then show in the results' tags")
 	f.Uint64Var(&opts.Seed, "seed", 1, "of the plans that mode steered draws")
@@ -126,7 +135,7 @@ func demoError(ctx context.Context, err error) error {
 }
 
 // prepareDemo turns the command line into options.
-func prepareDemo(env *env, cmd *cobra.Command, opts *demo.Options, modes, stragglers []string) error {
+func prepareDemo(env *env, cmd *cobra.Command, opts *demo.Options, modes, stragglers, kills []string) error {
 	if cmd.Flags().Changed("workers") && opts.Workers < 1 {
 		return usagef("--workers %d: want at least 1", opts.Workers)
 	}
@@ -160,6 +169,14 @@ func prepareDemo(env *env, cmd *cobra.Command, opts *demo.Options, modes, stragg
 		opts.Straggler[rank] = delay
 	}
 
+	for _, s := range kills {
+		kill, err := demo.ParseKill(s)
+		if err != nil {
+			return err
+		}
+		opts.Kills = append(opts.Kills, kill)
+	}
+
 	opts.Progress = func(format string, args ...any) { fmt.Fprintf(env.stderr, format+"\n", args...) }
 	opts.Modes = modes
 	if len(modes) == 0 {
@@ -171,7 +188,10 @@ func prepareDemo(env *env, cmd *cobra.Command, opts *demo.Options, modes, stragg
 	}
 	if opts.Lab == "" {
 		opts.Lab = demo.LabNetns
-		if err := netns.Available(); err != nil && opts.Switch == demo.SwitchEngine {
+		switch err := netns.Available(); {
+		case err != nil && len(opts.Kills) > 0:
+			return fmt.Errorf("--kill needs parts that are processes of their own, each in a network namespace: %w", err)
+		case err != nil && opts.Switch == demo.SwitchEngine:
 			opts.Progress("%v: running in one process instead (--lab memory), with the aggregation server in user space", err)
 			opts.Lab = demo.LabMemory
 		}

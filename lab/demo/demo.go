@@ -63,6 +63,7 @@ type Options struct {
 	Straggler map[int]time.Duration // by rank: how much later it comes to every all-reduce
 	Steer     []int                 // ranks that hybrid steers to the server; none: the stragglers, or else the last rank
 	Faults    []fault.Spec          // what happens on the links of the switch's ports
+	Kills     []Kill                // what dies while each job runs; in namespaces only
 	// Consistency says what results are; the zero value is sync. Rounds 0 are as many as let a straggler of the run fall
 	// behind by all its rounds, as far as servers can keep them.
 	Consistency controller.Consistency
@@ -136,6 +137,9 @@ func (o *Options) validate() error {
 	if err := o.checkConsistency(); err != nil {
 		return err
 	}
+	if err := o.checkKills(); err != nil {
+		return err
+	}
 	if err := fault.Check(o.Faults); err != nil {
 		return &UsageError{err.Error()}
 	}
@@ -171,6 +175,7 @@ func (o *Options) slowest() []int {
 // reduced is what a worker holds after one all-reduce.
 type reduced struct {
 	rank int
+	life int     // of its process: how often it had died
 	sums []int32 // the integers; valid during the call that is given them
 	// masks are the contributors by chunk, valid likewise; nil where the job has all of them in every chunk.
 	masks []uint64
@@ -186,6 +191,10 @@ type stage interface {
 	run(ctx context.Context, job string, take func(reduced) error) error
 	// reduceTCP sums the vectors of the given all-reduces over TCP. take is called like run's.
 	reduceTCP(ctx context.Context, steps []int, take func(summed) error) error
+	// restart kills parts of the stage, calls killed and starts them again.
+	restart(ctx context.Context, killed func(), parts []string) error
+	// ready waits until the controller says that all parts are.
+	ready(ctx context.Context) error
 	// faults returns what Options.Faults have done so far.
 	faults() []fault.PathCounts
 	// close removes it.
@@ -353,6 +362,11 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 		l = newLedger(opts)
 		verify = l.take
 	}
+	var later *witness
+	if opts.killsWorkers() {
+		later = &witness{}
+		verify = later.take
+	}
 	vectors := len(replay.Vectors(opts.Set, opts.Rounds, opts.settle()))
 	run := Result{
 		Mode: mode, Switch: opts.Switch, Lab: opts.Lab, Workers: opts.Workers, Servers: len(job.Servers),
@@ -374,12 +388,18 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 	if mode == ModeSteered {
 		group.Go(func() error { return steering.run(steer) })
 	}
+	kills := newKiller(opts, mode, bed.restart)
+	group.Go(func() error { return kills.run(ctx) })
 	err = bed.run(ctx, job.Name, func(r reduced) error {
 		if i, b := r.line.Index, r.line.Bucket; i < 0 || i >= vectors || b < 0 || b >= opts.Buckets {
 			return fmt.Errorf("rank %d reports vector %d, bucket %d; there are %d vectors with %d buckets", r.rank, i, b, vectors, opts.Buckets)
 		}
 		number := r.line.Index*opts.Buckets + r.line.Bucket
-		wrong := errors.Join(verify(number, r), plans.agree(number, r.rank, r.line.Epoch))
+		wrong := verify(number, r)
+		if err := plans.agree(number, r.rank, r.line.Epoch); len(opts.Kills) == 0 {
+			wrong = errors.Join(wrong, err) // what a rank lacks when parts die it gets under another epoch than those who have it
+		}
+		kills.took(r.rank, number, r.line.Began, r.line.Ended)
 		mu.Lock()
 		defer mu.Unlock()
 		if wrong != nil && run.Exact {
@@ -397,11 +417,23 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 		return nil
 	})
 	stop()
+	kills.ended()
 	if err := errors.Join(err, group.Wait()); err != nil {
 		return fail(err)
 	}
+	if len(opts.Kills) > 0 {
+		if run.Kills, err = kills.killed(); err != nil {
+			return fail(err)
+		}
+		if err := bed.ready(ctx); err != nil {
+			return fail(err)
+		}
+	}
 	complete := v.complete
-	if l != nil {
+	switch {
+	case later != nil:
+		complete = func() error { return later.testify(v) }
+	case l != nil:
 		complete = l.complete
 	}
 	if err := complete(); err != nil && run.Exact {
@@ -425,7 +457,7 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 	for i, server := range after.GetServers() {
 		run.Reasons[server.GetName()] = risen(before.GetServers()[i].GetReasons(), server.GetReasons())
 	}
-	run.Partials = sent(after, wire.TypePartial) - sent(before, wire.TypePartial)
+	run.Partials = rise(sent(before, wire.TypePartial), sent(after, wire.TypePartial))
 	if len(job.Servers) > 0 && len(after.Servers) > 0 {
 		run.XDPMode = after.Servers[0].GetInfo().GetMode()
 	}
@@ -440,15 +472,22 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 	return run, v, nil
 }
 
-// risen returns what counters have counted since before, without zeros.
+// risen returns what counters have counted since before, or since whoever counts has died, without zeros.
 func risen(before, after map[string]uint64) map[string]uint64 {
 	counts := map[string]uint64{}
 	for name, n := range after {
-		if n -= before[name]; n != 0 {
+		if n = rise(before[name], n); n != 0 {
 			counts[name] = n
 		}
 	}
 	return counts
+}
+
+func rise(before, after uint64) uint64 {
+	if after < before {
+		return after
+	}
+	return after - before
 }
 
 // since returns what faults have done since before.

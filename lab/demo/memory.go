@@ -39,6 +39,12 @@ func (p *process) reduceTCP(context.Context, []int, func(summed) error) error {
 	return errors.New("the lab in memory has no TCP") // the options are refused before
 }
 
+func (p *process) restart(context.Context, func(), []string) error {
+	return errors.New("the lab in memory has no processes to kill") // the options are refused before
+}
+
+func (p *process) ready(context.Context) error { return nil }
+
 func (p *process) close() error { return p.lab.Close() }
 
 func (p *process) run(ctx context.Context, job string, take func(reduced) error) error {
@@ -56,6 +62,6 @@ func (p *process) worker(ctx context.Context, job string, rank int, take func(re
 		Settle:  p.opts.settle(),
 		Delay:   p.opts.Straggler[rank],
 	}, func(r replay.Reduced) error {
-		return take(reduced{rank, r.Sum, r.Masks, r.Line(p.opts.Set)})
+		return take(reduced{rank: rank, sums: r.Sum, masks: r.Masks, line: r.Line(p.opts.Set)})
 	}, worker.WithTimeout(p.opts.Timeout), worker.WithLogger(p.opts.Log))
 }

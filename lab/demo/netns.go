@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"sync"
 
 	"google.golang.org/grpc"
 
@@ -25,6 +27,11 @@ type namespaces struct {
 	bed      *testbed.Testbed
 	topology lab.Topology
 	opts     *Options
+
+	mu      sync.Mutex
+	deaths  map[int]int                     // of a rank's processes, in the job that runs
+	running int                             // ranks of the job that runs
+	waiting map[int]context.CancelCauseFunc // of them that were started again and have reported nothing yet
 }
 
 func startNetns(ctx context.Context, topology lab.Topology, opts *Options) (stage, error) {
@@ -35,7 +42,8 @@ func startNetns(ctx context.Context, topology lab.Topology, opts *Options) (stag
 		return nil, err
 	}
 	b, err := testbed.Start(ctx, hosts, testbed.Config{
-		Topology: topology, Switch: opts.Switch, SimpleSwitch: opts.SimpleSwitch, Memory: opts.memory(), Pcap: opts.Pcap, Log: opts.Log,
+		Topology: topology, Switch: opts.Switch, SimpleSwitch: opts.SimpleSwitch, Memory: opts.memory(), Pcap: opts.Pcap,
+		Restarts: len(opts.Kills) > 0, Log: opts.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -53,9 +61,69 @@ func (o *Options) memory() xdp.Size {
 }
 
 func (n *namespaces) run(ctx context.Context, job string, take func(reduced) error) error {
+	n.deaths, n.running, n.waiting = map[int]int{}, len(n.topology.Workers), map[int]context.CancelCauseFunc{}
 	return errors.Join(eachRank(ctx, len(n.topology.Workers), func(ctx context.Context, rank int) error {
-		return n.worker(ctx, job, rank, take)
+		return n.rank(ctx, job, rank, take)
 	}), n.bed.Dead())
+}
+
+// errOver ends a worker that was started again and is not let in, because the job is over.
+var errOver = errors.New("the job is over")
+
+// rank runs a rank's worker, and when that is killed another one.
+func (n *namespaces) rank(ctx context.Context, job string, rank int, take func(reduced) error) error {
+	defer func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.running--
+		n.overIfAlone()
+	}()
+	for life := 0; ; life++ {
+		err := n.life(ctx, job, rank, life, take)
+		n.mu.Lock()
+		dead := n.deaths[rank] > life
+		n.mu.Unlock()
+		switch {
+		case errors.Is(err, errOver):
+			return nil
+		case err == nil || !dead:
+			return err
+		}
+	}
+}
+
+// overIfAlone ends those who wait to be let in, if nobody is left who could. The caller holds the lock.
+func (n *namespaces) overIfAlone() {
+	if n.running > len(n.waiting) {
+		return
+	}
+	for _, cancel := range n.waiting {
+		cancel(errOver)
+	}
+}
+
+// life runs one of a rank's workers.
+func (n *namespaces) life(ctx context.Context, job string, rank, life int, take func(reduced) error) error {
+	if life == 0 {
+		return n.worker(ctx, job, rank, take)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	n.mu.Lock()
+	n.waiting[rank] = cancel
+	n.overIfAlone()
+	n.mu.Unlock()
+	here := func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.waiting, rank)
+	}
+	defer here()
+	return n.worker(ctx, job, rank, func(r reduced) error {
+		here()
+		r.life = life
+		return take(r)
+	})
 }
 
 // worker runs one worker process and takes what it writes: a JSON object per all-reduce on stdout, and its integers in
@@ -107,12 +175,31 @@ func (n *namespaces) read(text []byte, dir string, rank int) (reduced, error) {
 	if err != nil {
 		return reduced{}, fmt.Errorf("read its output: %w", err)
 	}
-	r := reduced{rank, make([]int32, len(data)/4), masks, line}
+	r := reduced{rank: rank, sums: make([]int32, len(data)/4), masks: masks, line: line}
 	for i := range r.sums {
 		r.sums[i] = int32(binary.LittleEndian.Uint32(data[4*i:]))
 	}
 	return r, nil
 }
+
+// restart kills parts of the testbed, and starts them again but for workers: those rank starts.
+func (n *namespaces) restart(ctx context.Context, killed func(), parts []string) error {
+	names := slices.Clone(parts)
+	for i, part := range names {
+		if part == PartServer {
+			names[i] = n.topology.Servers[0].Name
+		}
+		if rank, ok := n.opts.worker(part); ok {
+			names[i] = n.topology.Workers[rank].Name
+			n.mu.Lock()
+			n.deaths[rank]++
+			n.mu.Unlock()
+		}
+	}
+	return n.bed.Restart(ctx, killed, names...)
+}
+
+func (n *namespaces) ready(ctx context.Context) error { return n.bed.Ready(ctx) }
 
 func (n *namespaces) faults() []fault.PathCounts { return n.bed.Hosts().Faults() }
 

@@ -70,6 +70,8 @@ type Result struct {
 	Saturated uint64 `json:"saturated_lanes"`
 	// Reasons are the packets of the run by what the switch, and each server by its name, has done with them.
 	Reasons map[string]map[string]uint64 `json:"reasons"`
+	// Kills is what was killed on purpose. Packets are counted from the last death on by what died.
+	Kills []Killed `json:"kills,omitempty"`
 	// Faults is what happened on the links on purpose.
 	Faults []fault.PathCounts `json:"faults,omitempty"`
 }
@@ -121,6 +123,9 @@ func (r *Report) WriteTable(w io.Writer) error {
 		}
 	}
 	for _, run := range r.Runs {
+		for _, k := range run.Kills {
+			fmt.Fprintf(w, "%s: %s\n", run.Mode, k)
+		}
 		if run.Error != "" {
 			fmt.Fprintf(w, "%s: not exact: %s\n", run.Mode, run.Error)
 		}

@@ -28,6 +28,7 @@ type verifier struct {
 	mu       sync.Mutex
 	vectors  [][]float32 // [rank] the vectors of the step that was summed last, of
 	step     int
+	away     [][]absence            // [rank]
 	residual []map[tensor][]float32 // [rank][tensor][lane] what was left out, for the tensor's next all-reduce
 	balance  map[tensor]*balance
 	wanted   []wanted            // [all-reduce]
@@ -46,6 +47,10 @@ type tensor struct{ lanes, bucket int }
 // most by which rounding may have put the two apart.
 type balance struct{ given, received, rounding []float64 }
 
+// absence is from which all-reduce on a rank was dead, and with which it came back. What it had begun may be in the sums
+// of the first of these; the rest of that, and what had been left out before, is lost.
+type absence struct{ from, to int }
+
 // wanted is what every worker must hold after an all-reduce.
 type wanted struct {
 	exponent int8
@@ -63,6 +68,7 @@ func newVerifier(set *grads.Set, ranks int, steps []int, buckets, quorum int) *v
 		step:     -1,
 		limit:    float64(math.MaxInt32 / int32(ranks)),
 		residual: make([]map[tensor][]float32, ranks),
+		away:     make([][]absence, ranks),
 		balance:  map[tensor]*balance{},
 		wanted:   make([]wanted, len(steps)*buckets),
 		digests:  make([][sha256.Size]byte, len(steps)*buckets),
@@ -197,11 +203,16 @@ func (v *verifier) sum(w *wanted, number int, exponent int8, masks []uint64) err
 			residual = make([]float32, n)
 			v.residual[rank][tensor{lanes, bucket}] = residual
 		}
+		away := v.isAway(rank, number)
 		for i, x := range vector[from:to] {
+			in := masks[i/wire.MaxLanes]>>rank&1 != 0
+			if away && !in {
+				continue
+			}
 			account.given[i] += float64(x)
 			x += residual[i]
 			account.rounding[i] += math.Abs(float64(x)) * 0x1p-24
-			if masks[i/wire.MaxLanes]>>rank&1 == 0 {
+			if !in {
 				residual[i] = x
 				continue
 			}
@@ -234,6 +245,29 @@ func (v *verifier) sum(w *wanted, number int, exponent int8, masks []uint64) err
 	return nil
 }
 
+func (v *verifier) isAway(rank, number int) bool {
+	return slices.ContainsFunc(v.away[rank], func(a absence) bool { return a.from <= number && number < a.to })
+}
+
+// leave notes that a rank died, before any all-reduce is checked that it has not reported.
+func (v *verifier) leave(rank int, a absence) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.away[rank] = append(v.away[rank], a)
+}
+
+// forget strikes what was left out of a rank's vectors so far: with the rank it is lost.
+func (v *verifier) forget(rank int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for name, residual := range v.residual[rank] {
+		for i, x := range residual {
+			v.balance[name].given[i] -= float64(x)
+		}
+	}
+	v.residual[rank] = nil
+}
+
 // contributors returns how many ranks chunks had, at least and on average.
 func (v *verifier) contributors() (least int, mean float64) {
 	v.mu.Lock()
@@ -248,7 +282,7 @@ func (v *verifier) complete() error {
 	defer v.mu.Unlock()
 	for number, w := range v.wanted {
 		for rank := range v.residual {
-			if w.takers&(1<<rank) == 0 {
+			if w.takers&(1<<rank) == 0 && !v.isAway(rank, number) {
 				return fmt.Errorf("%s: rank %d has not reported", v.name(number), rank)
 			}
 		}
@@ -257,7 +291,9 @@ func (v *verifier) complete() error {
 		for i, given := range b.given {
 			there := b.received[i]
 			for _, residual := range v.residual {
-				there += float64(residual[name][i])
+				if residual[name] != nil {
+					there += float64(residual[name][i])
+				}
 			}
 			if math.Abs(given-there) > b.rounding[i]*(1+0x1p-20) {
 				return fmt.Errorf("lane %d of bucket %d of %d lanes: the ranks gave %g, in the sums and left out are %g: rounding explains %g only",

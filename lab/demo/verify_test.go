@@ -148,3 +148,62 @@ func TestVerifierBalance(t *testing.T) {
 		t.Errorf("%v, want an error: the rank has reported before", err)
 	}
 }
+
+// TestWitness: a rank dies in the middle of an all-reduce, misses one and comes back without what had been left out of its
+// vectors. What it gives to any other all-reduce is an error, and so is what it has left out before.
+func TestWitness(t *testing.T) {
+	const ranks, exponent = 3, 20
+	set := grads.Synthetic(2*wire.MaxLanes, ranks, 1)
+	steps := set.Schedule(6)
+	// Rank 2 is left out of the second chunk of the first, has begun the second, which has it in that chunk only, misses the
+	// third, and is in all from the fourth on.
+	masks := [][]uint64{{0b111, 0b011}, {0b011, 0b111}, {0b011, 0b011}, {0b111, 0b111}, {0b111, 0b011}, {0b111, 0b111}}
+	for name, remembers := range map[string]bool{"without memory": false, "with what was lost": true} {
+		w, v := &witness{}, newVerifier(set, ranks, steps, 1, 2)
+		kept := make([]float32, set.MaxLen()) // of rank 2
+		for number, step := range steps {
+			if number == 3 && !remembers {
+				clear(kept)
+			}
+			sums := make([]int32, set.MaxLen())
+			for rank := range ranks {
+				x, err := set.Vector(step, rank)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i, x := range x {
+					in := masks[number][i/wire.MaxLanes]>>rank&1 != 0
+					if rank == 2 {
+						if x += kept[i]; in {
+							kept[i] = 0
+						} else {
+							kept[i] = x
+						}
+					}
+					if in {
+						sums[i] += int32(math.RoundToEven(math.Ldexp(float64(x), exponent)))
+					}
+				}
+			}
+			for rank := range ranks {
+				life := 0
+				if rank == 2 && number >= 3 {
+					life = 1
+				}
+				if rank == 2 && (number == 1 || number == 2) {
+					continue
+				}
+				r := reduced{rank: rank, life: life, sums: sums, masks: masks[number], line: replay.Line{Exponent: exponent}}
+				if err := w.take(number, r); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		err := w.testify(v)
+		if remembers && (err == nil || !strings.Contains(err.Error(), "all-reduce 3: rank")) {
+			t.Errorf("%s: %v, want an error of all-reduce 3", name, err)
+		} else if !remembers && err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

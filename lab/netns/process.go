@@ -94,6 +94,12 @@ func (c *Child) CPUTime() time.Duration {
 	return c.cmd.ProcessState.UserTime() + c.cmd.ProcessState.SystemTime()
 }
 
+// Kill kills the process (SIGKILL) and waits for its end. One that has ended is no error.
+func (c *Child) Kill() {
+	c.cmd.Process.Kill()
+	<-c.done
+}
+
 // Stop asks the process to end (SIGTERM), kills its group when it has not within 3 seconds, and waits for its end.
 func (c *Child) Stop() {
 	c.stopOnce.Do(func() {

@@ -61,7 +61,7 @@ func TestAdopt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &Testbed{hosts: hosts}
+	b := &Testbed{hosts: hosts, running: map[string]*netns.Child{}}
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"xagg/lab/netns"
 )
 
 // Program is a program that runs on a host for a while.
@@ -53,6 +55,8 @@ func (b *Testbed) Run(ctx context.Context, p Program, line func([]byte) error) e
 		return err
 	}
 	defer child.Stop()
+	b.runs(p.Name, child)
+	defer b.runs(p.Name, nil)
 	defer context.AfterFunc(ctx, child.Stop)()
 	if p.Started != nil {
 		p.Started(child.PID())
@@ -80,6 +84,17 @@ func (b *Testbed) Run(ctx context.Context, p Program, line func([]byte) error) e
 		return fmt.Errorf("%w:\n%s", err, tail(log.Name()))
 	}
 	return taken
+}
+
+// runs notes that a program runs, or with a nil child that it does not any more.
+func (b *Testbed) runs(name string, child *netns.Child) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if child == nil {
+		delete(b.running, name)
+		return
+	}
+	b.running[name] = child
 }
 
 // tail returns the last lines of a log file.

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -44,7 +45,10 @@ type Config struct {
 	SimpleSwitch string
 	Memory       xdp.Size // of each server; 0: DefaultMemory
 	Pcap         string   // file that all frames of all ports of a switch that is started are written to; empty: none
-	Log          *slog.Logger
+	// Restarts is set when Restart may be called: the controller then keeps its state in a file, and the capture is taken
+	// beside the switch, so that its end is not lost with the switch.
+	Restarts bool
+	Log      *slog.Logger
 }
 
 // DefaultMemory is the memory of a server unless a configuration asks for more.
@@ -52,18 +56,24 @@ const DefaultMemory xdp.Size = 64 << 20
 
 // Testbed is what runs. Its methods may be called from several goroutines.
 type Testbed struct {
-	hosts   Hosts
-	cfg     Config
-	xagg    string // this program
-	conn    *endpoint.Conn
+	hosts      Hosts
+	cfg        Config
+	xagg       string // this program
+	switchAddr string // where the switch answers P4Runtime
+	conn       *endpoint.Conn
+	capture    *capture.Capture // beside a switch that does not capture itself
+
+	mu      sync.Mutex
 	target  *bmv2.SimpleSwitch // nil with the engine
-	capture *capture.Capture   // of a real switch's ports
 	daemons []*daemon
+	running map[string]*netns.Child // by Program.Name
 }
 
 // daemon is a process that runs as long as the testbed.
 type daemon struct {
 	name  string
+	host  string
+	args  []string
 	child *netns.Child
 	log   string // file of its stderr
 }
@@ -71,7 +81,7 @@ type daemon struct {
 // Start starts switch, servers and controller and returns when they are ready. From then on the hosts belong to the testbed;
 // they are removed when it fails, too.
 func Start(ctx context.Context, hosts Hosts, cfg Config) (*Testbed, error) {
-	b := &Testbed{hosts: hosts, cfg: cfg}
+	b := &Testbed{hosts: hosts, cfg: cfg, running: map[string]*netns.Child{}}
 	err := b.start(ctx)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start the lab: %w", err), b.Close())
@@ -94,6 +104,8 @@ func (b *Testbed) AgentAddr(server string) string { return b.socket(server) }
 // PIDs returns the processes that run as long as the testbed, by name: the servers', ControllerName and, unless it ran
 // before, SwitchName.
 func (b *Testbed) PIDs() map[string]int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	pids := map[string]int{}
 	for _, d := range b.daemons {
 		pids[d.name] = d.child.PID()
@@ -121,10 +133,9 @@ func (b *Testbed) start(ctx context.Context) (err error) {
 	if b.xagg, err = os.Executable(); err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	sw := b.cfg.SwitchAddr
-	if sw == "" {
-		sw = b.socket(SwitchName)
-		if err := b.startSwitch(ctx, sw); err != nil {
+	if b.switchAddr = b.cfg.SwitchAddr; b.switchAddr == "" {
+		b.switchAddr = b.socket(SwitchName)
+		if err := b.startSwitch(ctx); err != nil {
 			return err
 		}
 	}
@@ -138,7 +149,11 @@ func (b *Testbed) start(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	config, err := yaml.Marshal(b.cfg.Topology.ControllerConfig(sw, agents, b.ControllerAddr()))
+	controller := b.cfg.Topology.ControllerConfig(b.switchAddr, agents, b.ControllerAddr())
+	if b.cfg.Restarts {
+		controller.State = filepath.Join(b.hosts.Dir(), "controller.state")
+	}
+	config, err := yaml.Marshal(controller)
 	if err != nil {
 		return fmt.Errorf("write the controller's configuration: %w", err)
 	}
@@ -153,61 +168,78 @@ func (b *Testbed) start(ctx context.Context) (err error) {
 	if b.conn, err = endpoint.Dial(b.ControllerAddr()); err != nil {
 		return fmt.Errorf("connect to the controller: %w", err)
 	}
-	return b.ready(ctx)
+	return b.Ready(ctx)
 }
 
-func (b *Testbed) startSwitch(ctx context.Context, addr string) error {
-	if b.cfg.Switch == SwitchSimpleSwitch {
-		return b.startSimpleSwitch(ctx, addr)
+func (b *Testbed) startSwitch(ctx context.Context) error {
+	real := b.cfg.Switch == SwitchSimpleSwitch
+	beside := b.cfg.Pcap != "" && (real || b.cfg.Restarts)
+	if beside {
+		var interfaces []capture.Interface
+		for _, h := range b.hosts.Hosts() {
+			interfaces = append(interfaces, capture.Interface{Name: b.hosts.PortInterface(h.Port)})
+		}
+		var err error
+		if b.capture, err = capture.Start(b.cfg.Pcap, b.hosts.Path(netns.Switch), interfaces); err != nil {
+			return fmt.Errorf("capture the switch's ports: %w", err)
+		}
+	}
+	if real {
+		return b.runSimpleSwitch(ctx)
 	}
 	args := []string{"switch", "--no-p4", "--device-id", "0"}
 	for _, h := range b.hosts.Hosts() {
 		args = append(args, "-i", fmt.Sprintf("%d@%s", h.Port, b.hosts.PortInterface(h.Port)))
 	}
-	if b.cfg.Pcap != "" {
+	if b.cfg.Pcap != "" && !beside {
 		args = append(args, "--pcap", b.cfg.Pcap)
 	}
-	args = append(args, "--", "--grpc-server-addr", addr, "--cpu-port", strconv.Itoa(lab.CPUPort))
+	args = append(args, "--", "--grpc-server-addr", b.switchAddr, "--cpu-port", strconv.Itoa(lab.CPUPort))
 	return b.daemon(SwitchName, netns.Switch, args...)
 }
 
-func (b *Testbed) startSimpleSwitch(ctx context.Context, addr string) (err error) {
-	config := bmv2.Config{Ports: map[uint16]string{}, CPUPort: lab.CPUPort, GRPCAddr: addr, Log: b.cfg.Log}
-	var interfaces []capture.Interface
+func (b *Testbed) runSimpleSwitch(ctx context.Context) (err error) {
+	config := bmv2.Config{Ports: map[uint16]string{}, CPUPort: lab.CPUPort, GRPCAddr: b.switchAddr, Log: b.cfg.Log}
 	for _, h := range b.hosts.Hosts() {
-		name := b.hosts.PortInterface(h.Port)
-		config.Ports[uint16(h.Port)] = name
-		interfaces = append(interfaces, capture.Interface{Name: name})
+		config.Ports[uint16(h.Port)] = b.hosts.PortInterface(h.Port)
 	}
-	path := b.hosts.Path(netns.Switch)
-	if b.cfg.Pcap != "" {
-		if b.capture, err = capture.Start(b.cfg.Pcap, path, interfaces); err != nil {
-			return fmt.Errorf("capture the switch's ports: %w", err)
-		}
-	}
-	b.target, err = bmv2.StartSimpleSwitch(ctx, bmv2.SimpleSwitchConfig{Config: config, Binary: b.cfg.SimpleSwitch, NetNS: path})
+	b.target, err = bmv2.StartSimpleSwitch(ctx, bmv2.SimpleSwitchConfig{
+		Config: config, Binary: b.cfg.SimpleSwitch, NetNS: b.hosts.Path(netns.Switch),
+	})
 	return err
 }
 
 // daemon starts this program in a host with the given arguments.
 func (b *Testbed) daemon(name, host string, args ...string) error {
-	d := &daemon{name: name, log: filepath.Join(b.hosts.Dir(), name+".log")}
-	log, err := os.Create(d.log)
-	if err != nil {
-		return fmt.Errorf("start %s: %w", name, err)
-	}
-	defer log.Close()                                                                 // the child has its own
-	cmd := exec.Command(b.xagg, append([]string{"--log-format", "text"}, args...)...) // its end may be shown to a person
-	cmd.Stdout, cmd.Stderr = log, log
-	if d.child, err = b.hosts.Start(host, cmd); err != nil {
+	d := &daemon{name: name, host: host, args: args, log: filepath.Join(b.hosts.Dir(), name+".log")}
+	if err := b.launch(d); err != nil {
 		return err
 	}
 	b.daemons = append(b.daemons, d)
 	return nil
 }
 
+// launch starts a daemon's process, whose log goes on where that of the one before it ended.
+func (b *Testbed) launch(d *daemon) error {
+	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return fmt.Errorf("start %s: %w", d.name, err)
+	}
+	defer log.Close()                                                                   // the child has its own
+	cmd := exec.Command(b.xagg, append([]string{"--log-format", "text"}, d.args...)...) // its end may be shown to a person
+	cmd.Stdout, cmd.Stderr = log, log
+	child, err := b.hosts.Start(d.host, cmd)
+	if err != nil {
+		return err
+	}
+	d.child = child
+	return nil
+}
+
 // Dead returns an error when switch, a server or the controller has ended, with the end of its log.
 func (b *Testbed) Dead() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	for _, d := range b.daemons {
 		select {
 		case <-d.child.Done():
@@ -225,8 +257,8 @@ func (b *Testbed) Dead() error {
 	return nil
 }
 
-// ready waits until the controller says that switch and servers are.
-func (b *Testbed) ready(ctx context.Context) error {
+// Ready waits until the controller says that switch and servers are.
+func (b *Testbed) Ready(ctx context.Context) error {
 	client := api.NewControllerClient(b.conn)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

@@ -30,7 +30,7 @@ func create(t *testing.T) *Testbed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &Testbed{hosts: hosts, cfg: Config{Topology: topology}}
+	b := &Testbed{hosts: hosts, cfg: Config{Topology: topology}, running: map[string]*netns.Child{}}
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)
@@ -96,5 +96,58 @@ func TestDead(t *testing.T) {
 	<-b.daemons[0].child.Done()
 	if err := b.Dead(); err == nil || !strings.Contains(err.Error(), "doomed has ended") || !strings.Contains(err.Error(), "rained in") {
 		t.Errorf("%v, want that doomed has ended, and why", err)
+	}
+}
+
+// TestRestart: processes are killed, all before the first is started again, with the same arguments; a log goes on.
+func TestRestart(t *testing.T) {
+	b := create(t)
+	b.xagg = filepath.Join(t.TempDir(), "daemon")
+	if err := os.WriteFile(b.xagg, []byte("#!/bin/sh\necho \"runs with $*\"\nexec sleep 600\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"one", "two"} {
+		if err := b.daemon(name, "w0", "as", name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := b.PIDs()
+	dead := 0
+	err := b.Restart(t.Context(), func() {
+		for _, d := range b.daemons {
+			select {
+			case <-d.child.Done():
+				dead++
+			default:
+			}
+		}
+	}, "two", "one")
+	if err != nil || dead != 2 {
+		t.Errorf("%v, and %d of 2 were dead before any was started again", err, dead)
+	}
+	after := b.PIDs()
+	if len(after) != 2 || after["one"] == before["one"] || after["two"] == before["two"] {
+		t.Errorf("processes %v before and %v after", before, after)
+	}
+	if err := b.Dead(); err != nil {
+		t.Error(err)
+	}
+	want := "runs with --log-format text as two\n"
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); ; <-tick.C {
+		log, err := os.ReadFile(b.daemons[1].log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(string(log), want) { // the first may have been killed before it wrote anything
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the log is %q, want the end %q", log, want)
+		}
+	}
+	if err := b.Restart(t.Context(), func() {}, "three"); err == nil || !strings.Contains(err.Error(), "no such process") {
+		t.Errorf("error %v, want that there is no such process", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -48,14 +49,14 @@ func TestTable(t *testing.T) {
 	if len(rows) != 42 {
 		t.Errorf("%d rows, want 42", len(rows))
 	}
-	named := map[string]string{} // row by test
+	named := map[string][]string{} // rows by test
 	for _, row := range rows {
 		tests := regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(row[2], -1)
 		if len(tests) == 0 && len(row[2]) < 40 {
 			t.Errorf("row %s: neither a test nor a reason", row[1])
 		}
 		for _, test := range tests {
-			named[test[1]] = row[1]
+			named[test[1]] = append(named[test[1]], row[1])
 			if !exists[test[1]] {
 				t.Errorf("row %s: there is no %s", row[1], test[1])
 			}
@@ -63,7 +64,7 @@ func TestTable(t *testing.T) {
 	}
 	after := regexp.MustCompile(`^TestPitfall0?(\d+)`)
 	for name := range exists {
-		if m := after.FindStringSubmatch(name); m != nil && named[name] != m[1] {
+		if m := after.FindStringSubmatch(name); m != nil && !slices.Contains(named[name], m[1]) {
 			t.Errorf("%s is not in row %s", name, m[1])
 		}
 	}

@@ -82,6 +82,8 @@ type Reduced struct {
 	// Masks are the contributors by chunk, valid like Sum; nil in a job that has all of them in every chunk.
 	Masks []uint64
 	Info  worker.Info
+	Began time.Time // when the vector's first bucket was given to the worker, and
+	Ended time.Time // when this one's result was back
 }
 
 // tensor is what the network has made of a key's last all-reduce.
@@ -138,6 +140,7 @@ func Run(ctx context.Context, client api.ControllerClient, cfg Config, take func
 		if err := Pause(ctx, cfg.Delay); err != nil {
 			return err
 		}
+		began := time.Now()
 		for b := first; b < buckets; b++ {
 			from, to := Bucket(len(vector), buckets, b)
 			if pending[b], err = w.Start(key(len(vector), buckets, b), vector[from:to]); err != nil {
@@ -152,6 +155,7 @@ func Run(ctx context.Context, client api.ControllerClient, cfg Config, take func
 			t := tensors[key(len(vector), buckets, b)]
 			if err := take(Reduced{
 				Index: i, Vector: v, Bucket: b, Buckets: buckets, Elems: len(t.sum), Sum: t.sum, Masks: t.masks, Info: info,
+				Began: began, Ended: time.Now(),
 			}); err != nil {
 				return err
 			}
@@ -221,6 +225,9 @@ type Line struct {
 	SpreadUs  int64   `json:"spread_us"`  // longest from a chunk's first to its last arrival
 	BlockedUs int64   `json:"blocked_us"` // the part of such a time that the last rank alone took, at most
 	Seconds   float64 `json:"seconds"`
+	// Began and Ended are when by this machine's clock the vector's first bucket was given to the worker, and this one's result back.
+	Began time.Time `json:"began"`
+	Ended time.Time `json:"ended"`
 	// Masks are the contributors by chunk where Mask does not say it all, hexadecimal.
 	Masks []string `json:"masks,omitempty"`
 	Late  int      `json:"late,omitempty"` // chunks without this worker
@@ -244,7 +251,7 @@ func (r *Reduced) Line(set *grads.Set) Line {
 		Index: r.Index, Step: step, Bucket: r.Bucket, Elems: r.Elems, Round: i.Round, Rounds: i.Rounds, Epoch: i.Epoch,
 		Exponent: i.Exponent, Mask: fmt.Sprintf("%#x", i.Mask), Chunks: i.Chunks, Packets: i.Packets, Resends: i.Resends,
 		Saturated: uint64(i.Clipped), Last: i.Last, SpreadUs: i.Spread.Microseconds(), BlockedUs: i.Blocked.Microseconds(),
-		Seconds: i.Duration.Seconds(),
+		Seconds: i.Duration.Seconds(), Began: r.Began, Ended: r.Ended,
 	}
 }
 

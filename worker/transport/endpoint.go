@@ -731,6 +731,20 @@ func (e *Endpoint) Done() bool { return len(e.calls) == 0 }
 // Info describes the all-reduce that was done last.
 func (e *Endpoint) Info() Info { return e.last }
 
+// Residual returns what the results of a tensor of integers lack of this worker's values so far, value by value: what goes
+// into the tensor's next all-reduce. It is nil for a tensor that has had none.
+func (e *Endpoint) Residual(key string) []int32 {
+	t := e.tensors[tensorKey{key, true}]
+	if t == nil {
+		return nil
+	}
+	values := make([]int32, t.len)
+	for _, r := range t.ints {
+		values[r.index] += r.value
+	}
+	return values
+}
+
 // Epoch returns an epoch: every round of this worker under older ones is finished, and no other will begin.
 func (e *Endpoint) Epoch() uint16 { return e.window.Epoch() }
 
