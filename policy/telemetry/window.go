@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// DefaultWindow is the number of rounds that percentiles are over unless a policy says otherwise.
-const DefaultWindow = 32
+// DefaultWindow is the number of rounds that percentiles are over unless a policy says otherwise: short, so that a median shows soon what has
+// changed; rules look back over several rounds themselves.
+const DefaultWindow = 8
 
 // MaxWindow is the largest number of rounds that a window may have.
 const MaxWindow = 4096
