@@ -134,8 +134,8 @@ func Train(name string, src []byte) (*Extra, error) {
 			m.Accuracy.cell(100), {Text: percent(m.Late.Mean)}, {Text: percent(m.Skipped.Mean)}}})
 	}
 	e := &Extra{Header: t.Header, Section: Section{ID: "train", Title: "Does training still converge?", Level: 2, Blocks: []Block{{Paragraph: about}, {Table: table},
-		{Paragraph: "“Beside one process” is how much larger the loss is in the end than that of the single process with the same seed; it is resolved if all seeds agree " +
-			"that it is larger, or that it is smaller."}}}}
+		{Paragraph: "“Beside one process” is how much larger the loss is in the end than that of the single process with the same seed; it is resolved if the interval of 95 % " +
+			"does not contain 0: Student's, of the differences seed by seed."}}}}
 	if f := t.curves("train-seconds", "Loss against wall-clock time", "seconds", true); f != nil {
 		e.Section.Blocks = append(e.Section.Blocks, Block{Figure: f})
 	}
