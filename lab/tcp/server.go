@@ -40,6 +40,7 @@ type Server struct {
 	conns   []net.Conn // by rank
 	closed  bool
 	at      []int64 // by rank
+	sent    []int64 // by rank: its sums were given to the kernel up to here
 	summed  int64   // what goes back: the last of bounds that all have reached
 	end     int64   // where the first worker has left
 	ended   bool    // nobody sends any more
@@ -61,7 +62,7 @@ func NewServer(plan exchange.Plan, server, servers int) (*Server, error) {
 		return nil, fmt.Errorf("make TCP aggregator: there is no server %d of %d", server, servers)
 	}
 	s := &Server{
-		plan: plan, server: server, servers: servers, conns: make([]net.Conn, plan.Ranks), at: make([]int64, plan.Ranks),
+		plan: plan, server: server, servers: servers, conns: make([]net.Conn, plan.Ranks), at: make([]int64, plan.Ranks), sent: make([]int64, plan.Ranks),
 		end: math.MaxInt64,
 	}
 	s.changed.L = &s.mu
@@ -112,7 +113,7 @@ func (s *Server) Serve(lis net.Listener) error {
 	}
 	for rank, c := range s.conns {
 		readers.Go(func() { fail(rank, s.read(rank, c)) })
-		writers.Go(func() { fail(rank, s.write(c)) })
+		writers.Go(func() { fail(rank, s.write(rank, c)) })
 	}
 	readers.Wait()
 	s.mu.Lock()
@@ -133,6 +134,7 @@ func (s *Server) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
+	s.changed.Broadcast()
 	if s.lis != nil {
 		s.lis.Close()
 	}
@@ -203,7 +205,8 @@ func (s *Server) read(rank int, c net.Conn) error {
 }
 
 // mayAdd returns an error if a worker cannot have sent everything before a position: the sums of the round before are made up
-// to there.
+// to there. Where they have come to their workers, so have those of the round before that, whose memory is used again; it waits until
+// the goroutines that have sent them know.
 func (s *Server) mayAdd(to int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -212,6 +215,9 @@ func (s *Server) mayAdd(to int64) error {
 		return errLeft
 	case to-int64(s.size) > s.summed:
 		return errAhead
+	}
+	for to-2*int64(s.size) > slices.Min(s.sent) && !s.closed {
+		s.changed.Wait()
 	}
 	return nil
 }
@@ -272,8 +278,17 @@ func (s *Server) reached(rank int, at int64) {
 	}
 }
 
+// wrote notes up to where a worker's sums were given to the kernel.
+func (s *Server) wrote(rank int, to int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sent[rank] = to
+	s.changed.Broadcast()
+}
+
 // write sends sums to a worker until there will be no more.
-func (s *Server) write(c net.Conn) error {
+func (s *Server) write(rank int, c net.Conn) error {
+	defer s.wrote(rank, math.MaxInt64)
 	for sent := int64(0); ; {
 		s.mu.Lock()
 		for sent == s.summed && !s.ended {
@@ -291,6 +306,7 @@ func (s *Server) write(c net.Conn) error {
 				return err
 			}
 			sent += n
+			s.wrote(rank, sent)
 		}
 	}
 }
