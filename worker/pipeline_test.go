@@ -73,6 +73,7 @@ func TestPipelined(t *testing.T) {
 		for _, depth := range []uint32{1, 2, 4} {
 			t.Run(fmt.Sprintf("%s/%d", mode, depth), func(t *testing.T) {
 				t.Parallel()
+				cfg := cfg // each test has its own
 				cfg.seed, cfg.loss, cfg.dup, cfg.delay = 12, 0.01, 0.05, 2
 				cfg.depth, cfg.chunks, cfg.pool = depth, 4, 4
 				n := newTestnet(t, cfg)
