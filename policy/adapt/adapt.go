@@ -5,6 +5,7 @@ package adapt
 
 import (
 	"fmt"
+	"maps"
 	"math/bits"
 	"slices"
 	"time"
@@ -66,7 +67,7 @@ func (l *Limits) Validate(ranks int) error {
 		return fail("min_steered", "%d: want 0 to steered, or to %d", l.MinSteered, policy.MaxRanks)
 	}
 	pinned := 0
-	for _, rank := range slices.Sorted(keys(l.Pin)) {
+	for _, rank := range slices.Sorted(maps.Keys(l.Pin)) {
 		place := l.Pin[rank]
 		if rank < 0 || rank >= ranks {
 			return fail("pin", "rank %d: ranks are 0 to %d", rank, ranks-1)
@@ -83,16 +84,6 @@ func (l *Limits) Validate(ranks int) error {
 			pinned, ranks, l.MinCohort, policy.ModeServer)
 	}
 	return nil
-}
-
-func keys[K comparable, V any](m map[K]V) func(func(K) bool) {
-	return func(yield func(K) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
-	}
 }
 
 // Decision is what to do with a job's ranks, and why.

@@ -100,7 +100,7 @@ func (c *Config) Compile(ranks int) (*rules.Rule, error) {
 		return nil, fail("define", errors.New("a rule of one's own and the name of another do not go together; leave out one of them"))
 	case c.Define != nil:
 		r, err := rules.Compile(*c.Define)
-		if bad, ok := errors.AsType[*rules.FieldError](err); ok {
+		if bad, ok := errors.AsType[*policy.FieldError](err); ok {
 			return nil, fail("define."+bad.Field, bad.Err)
 		}
 		return r, err

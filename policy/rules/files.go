@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"xagg/internal/strictyaml"
+	"xagg/policy"
 )
 
 //go:embed shipped/*.yaml
@@ -22,7 +23,7 @@ func Parse(name string, src []byte) (*Rule, error) {
 		return nil, err
 	}
 	r, err := Compile(spec)
-	if bad, ok := errors.AsType[*FieldError](err); ok {
+	if bad, ok := errors.AsType[*policy.FieldError](err); ok {
 		return nil, strictyaml.Locate(name, src, bad.Field, err)
 	}
 	return r, err

@@ -14,6 +14,7 @@ import (
 	"cel.dev/cel-go/common/types"
 	"cel.dev/cel-go/ext"
 
+	"xagg/policy"
 	"xagg/policy/telemetry"
 )
 
@@ -48,20 +49,8 @@ type Leave struct {
 // MaxOf is the largest number of rounds that thresholds look back.
 const MaxOf = 64
 
-// FieldError is a mistake in a rule.
-type FieldError struct {
-	Field string // as the file spells it, such as "enter.for"
-	Err   error
-}
-
-// Error names the field and what is wrong with it.
-func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
-
-// Unwrap returns the error without the field.
-func (e *FieldError) Unwrap() error { return e.Err }
-
 func fieldf(field, format string, args ...any) error {
-	return &FieldError{field, fmt.Errorf(format, args...)}
+	return &policy.FieldError{Field: field, Err: fmt.Errorf(format, args...)}
 }
 
 // Rule is a rule that can be evaluated. It may be used from several goroutines.
@@ -70,7 +59,7 @@ type Rule struct {
 	score, when cel.Program
 }
 
-// Compile checks a rule and makes it ready. Its errors are of type [*FieldError].
+// Compile checks a rule and makes it ready. Its errors are of type [*policy.FieldError].
 func Compile(spec Spec) (*Rule, error) {
 	r := &Rule{Spec: spec}
 	if spec.Name == "" {
