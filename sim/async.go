@@ -74,7 +74,7 @@ func (s *Schedule) settle() (works []allReduce) {
 type running struct {
 	w       *world
 	tensors map[Work]*runningTensor
-	sums    map[uint32]*runningSum // by chunk
+	sums    map[place]*runningSum
 	want    []int32                // of a chunk
 }
 
@@ -88,7 +88,13 @@ type runningTensor struct {
 	total    []int32   // of all contributions; computed when somebody has it
 }
 
-// runningSum is a chunk's.
+// place is where a sum runs. Only a damaged contribution reaches a server that is not its chunk's.
+type place struct {
+	server int
+	chunk  uint32
+}
+
+// runningSum is a chunk's on a server.
 type runningSum struct {
 	order  []addition
 	clocks []uint32 // by rank: contributions that were added
@@ -102,7 +108,7 @@ type addition struct {
 }
 
 func newRunning(w *world) *running {
-	a := &running{w: w, tensors: map[Work]*runningTensor{}, sums: map[uint32]*runningSum{}}
+	a := &running{w: w, tensors: map[Work]*runningTensor{}, sums: map[place]*runningSum{}}
 	base := uint32(0)
 	for i := range w.works {
 		v := w.works[i].Work
@@ -120,18 +126,18 @@ func newRunning(w *world) *running {
 	return a
 }
 
-func (a *running) sum(chunk uint32) *runningSum {
-	s := a.sums[chunk]
+func (a *running) sum(at place) *runningSum {
+	s := a.sums[at]
 	if s == nil {
 		s = &runningSum{clocks: make([]uint32, a.w.s.Workers), told: make([]int, a.w.s.Workers)}
-		a.sums[chunk] = s
+		a.sums[at] = s
 	}
 	return s
 }
 
 // add notes that a server has added a contribution, and checks that it is the rank's next, and not too far ahead.
-func (a *running) add(h *wire.Header) error {
-	s := a.sum(h.Chunk)
+func (a *running) add(server int, h *wire.Header) error {
+	s := a.sum(place{server, h.Chunk})
 	least := slices.Min(s.clocks)
 	if h.Round != s.clocks[h.Rank] || h.Round > least+uint32(a.w.s.Async.Staleness) {
 		return fmt.Errorf("contribution %d of rank %d to chunk %d was added at clocks %d, staleness %d", h.Round, h.Rank, h.Chunk,
@@ -155,9 +161,10 @@ func (a *running) take(rank, work int, r *transport.Round) error {
 	}
 	t.taken[rank]++
 	t.known, t.exponent = true, r.Exponent
+	servers := a.w.s.Plans[0].Servers
 	for c, additions := range r.Additions {
 		chunk := t.base + uint32(c)
-		s := a.sum(chunk)
+		s := a.sum(place{servers[int(chunk)%len(servers)], chunk})
 		from, to := s.told[rank], s.told[rank]+int(additions)
 		s.told[rank] = to
 		most := 1 + (a.w.s.Workers-1)*(2*a.w.s.Async.Staleness+3)

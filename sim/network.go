@@ -223,7 +223,7 @@ func (w *world) atServer(s int, frame []byte) {
 	out := w.servers[s].Handle(w.clock(s+1), p)
 	w.refused(out.Reason, p)
 	if out.Reason == wire.ReasonNone && question.Flags&wire.FlagAsync != 0 {
-		if err := w.running.add(&question); err != nil {
+		if err := w.running.add(s, &question); err != nil {
 			w.failf("%v", err)
 		}
 	}

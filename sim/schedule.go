@@ -252,6 +252,9 @@ func Random(seed uint64) *Schedule {
 			l = link()
 		}
 		s.Links = append(s.Links, l)
+		if l.Jitter == time.Second {
+			s.Timeout = 10 * time.Minute // such a job makes little of its way in a minute
+		}
 	}
 	for range s.Workers {
 		d := upTo(time.Millisecond)
