@@ -75,7 +75,7 @@ type running struct {
 	w       *world
 	tensors map[Work]*runningTensor
 	sums    map[place]*runningSum
-	want    []int32                // of a chunk
+	want    []int32 // of a chunk
 }
 
 type runningTensor struct {
