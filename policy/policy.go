@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"slices"
 	"strings"
+	"time"
 )
 
 const (
@@ -40,11 +41,16 @@ type Plan struct {
 	Steered uint64   // mask of the ranks that the switch passes to a server
 	Servers []string // names, in the order in which chunks are dealt to them; none = the switch closes chunks
 	Pool    int      // slots per version, a power of two
+	// Quorum is how many ranks are enough for a result, of a job with a quorum: from the job's own, the least that its ranks
+	// take, to all; Wait is how long a chunk is kept open for more. 0 and 0 = the job's own of both.
+	Quorum int
+	Wait   time.Duration
 }
 
 // Equal reports whether two plans are the same.
 func (p Plan) Equal(q Plan) bool {
-	return p.Cohort == q.Cohort && p.Steered == q.Steered && p.Pool == q.Pool && slices.Equal(p.Servers, q.Servers)
+	return p.Cohort == q.Cohort && p.Steered == q.Steered && p.Pool == q.Pool && p.Quorum == q.Quorum && p.Wait == q.Wait &&
+		slices.Equal(p.Servers, q.Servers)
 }
 
 // defaultPool returns the largest pool with which no port of the switch has to queue more packets than it holds, at

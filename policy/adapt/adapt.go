@@ -92,11 +92,25 @@ type Decision struct {
 	Round   float64 `json:"round"` // of the job
 	Rule    string  `json:"rule"`
 	Steered uint64  `json:"steered"` // ranks that servers are to sum: those of before, and what moves make of them
-	Moves   []Move  `json:"moves,omitempty"`
-	Ranks   []Why   `json:"ranks"`
+	// Quorum and Wait are [policy.Plan]'s, Wait in seconds: how many ranks are enough, and how long a chunk waits for more.
+	Quorum int     `json:"quorum,omitempty"`
+	Wait   float64 `json:"wait,omitempty"`
+	Moves  []Move  `json:"moves,omitempty"`
+	Ranks  []Why   `json:"ranks"`
+	// Alternatives are what else could be done, with what is predicted of it: of rules that predict.
+	Alternatives []Alternative `json:"alternatives,omitempty"`
 	// Error says why the rule could not decide; the ranks stay where they are.
 	Error  string `json:"error,omitempty"`
 	DryRun bool   `json:"dry_run,omitempty"`
+}
+
+// Alternative is a division of the ranks, and what is predicted of it.
+type Alternative struct {
+	Steered uint64  `json:"steered"`          // ranks that servers sum
+	Quorum  int     `json:"quorum,omitempty"` // ranks that are enough; 0 in sync jobs
+	Round   float64 `json:"round"`            // mean time of a round, s
+	Blocked float64 `json:"blocked"`          // mean time of a round that switch slots wait for a rank of the cohort, s
+	Cost    float64 `json:"cost"`             // what the rule minimises, s
 }
 
 // Move is a rank that goes elsewhere.
