@@ -32,6 +32,21 @@ type Static struct {
 	Pool    int      `yaml:"pool"`    // slots per version, a power of two; 0 = as many as the switch's ports can queue, at most MaxDefaultPool
 }
 
+// Steering returns the rule that has servers sum exactly these of so many ranks.
+func Steering(steered uint64, ranks int) Static {
+	switch steered {
+	case 0:
+		return Static{Mode: ModeSwitch}
+	case allRanks(ranks):
+		return Static{Mode: ModeServer}
+	}
+	s := Static{Mode: ModeHybrid}
+	for m := steered; m != 0; m &= m - 1 {
+		s.Steer = append(s.Steer, bits.TrailingZeros64(m))
+	}
+	return s
+}
+
 // mode returns the mode with its default.
 func (s Static) mode() Mode {
 	if s.Mode == "" {

@@ -14,6 +14,8 @@ import (
 // epochDelay is how long after it has finished the last round of a plan a worker says so (worker.reportDelay).
 const epochDelay = 5 * time.Millisecond
 
+var dbg func(*auto, any)
+
 // auto has a job's plan follow what its ranks report, as the controller does (controller/adapt.go).
 type auto struct {
 	world   *world
@@ -113,6 +115,7 @@ func (a *auto) judge() {
 	s.Job = telemetry.Job{
 		Name: j.spec.Name, Size: float64(len(j.ranks)), Mode: string(j.consistency.Mode), Pool: float64(j.plan.Pool),
 		Cohort: float64(bits.OnesCount64(j.plan.Cohort)), Steered: float64(bits.OnesCount64(j.plan.Steered)),
+		Quorum: float64(j.consistency.Quorum), Least: float64(j.consistency.Quorum), Wait: j.consistency.Wait.Seconds(),
 	}
 	s.Switch = telemetry.Switch{Slots: float64(w.opts.Slots), SlotsFree: w.slotsFree()}
 	s.Servers = s.Servers[:0]
@@ -128,6 +131,7 @@ func (a *auto) judge() {
 	}
 	a.judged, a.round = true, s.Job.Round
 	d := a.engine.Step(s)
+	if dbg != nil { dbg(a, d.Alternatives) }
 	for _, m := range d.Moves {
 		a.moves = append(a.moves, Move{w.agenda.now, j.ranks[m.Rank].round, m})
 	}
@@ -148,14 +152,8 @@ func (w *world) slotsFree() float64 {
 // steer begins the change to the plan in which servers sum these ranks: the steps of docs/protocol.md, "Changing a plan".
 func (a *auto) steer(steered uint64) {
 	w, j := a.world, a.job
-	rule := policy.Static{Mode: policy.ModeSwitch}
-	if steered != 0 {
-		rule.Mode = policy.ModeHybrid
-		a.steered = true
-	}
-	for m := steered; m != 0; m &= m - 1 {
-		rule.Steer = append(rule.Steer, bits.TrailingZeros64(m))
-	}
+	rule := policy.Steering(steered, len(j.ranks))
+	a.steered = a.steered || steered != 0
 	d, err := rule.Decide(policy.Input{Job: j.spec.Name, Ranks: len(j.ranks), Servers: w.names(), Pool: j.plan.Pool})
 	if err != nil {
 		w.failf("job %s: %v", j.spec.Name, err)
