@@ -271,7 +271,7 @@ func (m *model) predict(steered uint64) Alternative {
 	}
 	n := float64(len(m.rounds))
 	a.Round, a.Blocked = a.Round/n+m.own*m.Hop*(m.hops(steered)-m.hops(m.present)), a.Blocked/n
-	if gone := (uint64(1)<<m.ranks-1)&^m.there&^steered; gone != 0 {
+	if gone := (uint64(1)<<m.ranks - 1) &^ m.there &^ steered; gone != 0 {
 		a.Round += m.mean // they are waited for until timers run out: for as long again, say
 	}
 	a.Cost = a.Round + m.Price*a.Blocked

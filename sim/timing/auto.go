@@ -131,7 +131,9 @@ func (a *auto) judge() {
 	}
 	a.judged, a.round = true, s.Job.Round
 	d := a.engine.Step(s)
-	if dbg != nil { dbg(a, d.Alternatives) }
+	if dbg != nil {
+		dbg(a, d.Alternatives)
+	}
 	for _, m := range d.Moves {
 		a.moves = append(a.moves, Move{w.agenda.now, j.ranks[m.Rank].round, m})
 	}
