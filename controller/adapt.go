@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/bits"
 	"time"
 
@@ -181,20 +182,9 @@ func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.
 	for _, m := range d.Moves {
 		c.log.Info("policy moves a rank", "job", j.spec.Name, "rank", m.Rank, "to", m.To, "rule", d.Rule, "why", m.Why, "dry_run", d.DryRun)
 	}
-	if d.Steered == j.decision.Steered {
+	rule, same := j.decided(&d)
+	if same {
 		return
-	}
-	rule := policy.Static{Mode: policy.ModeSwitch}
-	if j.spec.Policy != nil {
-		rule.Servers = j.spec.Policy.Servers
-	}
-	if d.Steered != 0 {
-		rule.Mode = policy.ModeHybrid
-		for m := d.Steered; m != 0; m &= m - 1 {
-			rule.Steer = append(rule.Steer, bits.TrailingZeros64(m))
-		}
-	} else {
-		rule.Servers = nil
 	}
 	a.steering = true
 	name, id := j.spec.Name, j.id
@@ -208,6 +198,25 @@ func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.
 			c.log.Warn("what the policy decided was not carried out", "job", name, "err", err)
 		}
 	})
+}
+
+// decided returns the rule of the plan that a policy has decided on; same is true when the job has it already. Of quorum and
+// wait a decision may say nothing, and then they stay.
+func (j *job) decided(d *adapt.Decision) (rule policy.Static, same bool) {
+	next := j.decision.Plan
+	next.Cohort, next.Steered = j.ranks()&^d.Steered, d.Steered
+	if d.Quorum != 0 && !d.DryRun {
+		next.Quorum, next.Wait = d.Quorum, time.Duration(math.Round(d.Wait*1e6))*time.Microsecond
+	}
+	same = next.Equal(j.decision.Plan)
+	next.Servers = nil
+	if j.spec.Policy != nil {
+		next.Servers = j.spec.Policy.Servers
+	}
+	if rule = rule.SumsAs(next); next.Quorum != 0 {
+		rule.Quorum, rule.Wait = next.Quorum, new(next.Wait)
+	}
+	return rule, same
 }
 
 // observe fills in of a snapshot what the controller itself knows. c.mu is held.
@@ -295,7 +304,7 @@ func (s *service) Adapt(_ context.Context, req *api.AdaptRequest) (*api.Job, err
 	spec := j.spec
 	spec.Adapt = a
 	err = spec.validateAdapt()
-	if err == nil && a != nil && j.decision.Cohort == 0 {
+	if err == nil && a != nil && j.decision.Cohort == 0 && spec.Consistency.Mode != ModeQuorum {
 		err = fieldf("adapt", "servers sum all ranks of the job, which leaves nothing to move; first steer it to mode %q or %q",
 			policy.ModeSwitch, policy.ModeHybrid)
 	}

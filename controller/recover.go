@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"xagg/api"
+	"xagg/policy"
 	"xagg/recovery"
 	"xagg/wire"
 )
@@ -31,6 +32,18 @@ func (c *Controller) recoverAll(ctx context.Context, reason string, needs func(*
 	for _, j := range c.intent.sorted() {
 		if needs(j) {
 			c.recover(ctx, j, reason)
+		}
+	}
+}
+
+// lower recovers a job that runs, if a plan of it wants more ranks for a result than are there: no round under it would end, and
+// none would tell of another plan. The recovery's plan wants no more than there are. c.mu is held.
+func (c *Controller) lower(ctx context.Context, j *job, meet *rendezvous) {
+	there := meet.strength()
+	for _, p := range j.plans() {
+		if p.quorum > there && !meet.recovery.underWay() {
+			c.recover(ctx, j, fmt.Sprintf("rank %s is gone, and the plan wants %d ranks for a result", policy.FormatMask(meet.absent()), p.quorum))
+			return
 		}
 	}
 }
@@ -230,15 +243,17 @@ func (c *Controller) decide(ctx context.Context, j *job, meet *rendezvous, rec *
 		j.plan = j.change.to
 		j.change = nil
 	}
-	j.epoch = nextEpoch(j.epoch)
-	j.recovering = recoverInstalling
+	there := rec.ranks
 	if rec.back != 0 {
 		j.members = meet.members()
 		if plan.CanReturn(uint32(j.spec.Depth), j.rounds()) {
 			plan.LetIn()
 			rec.letsIn = true
+			there |= rec.back
 		}
 	}
+	j.plan = j.newPlan(nextEpoch(j.epoch), j.decision, bits.OnesCount64(there))
+	j.recovering = recoverInstalling
 	rec.decide(plan, j.epoch)
 	return true
 }

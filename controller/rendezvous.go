@@ -90,6 +90,9 @@ func (r *rendezvous) there() uint64 {
 	return r.mask(func(s *seat) bool { return !s.deaf }) &^ r.returning()
 }
 
+// strength returns how many ranks may still be in a result: those that have left are in all of theirs.
+func (r *rendezvous) strength() int { return bits.OnesCount64(r.joined() &^ r.returning()) }
+
 // returning returns the mask of ranks that came back and wait to be let in.
 func (r *rendezvous) returning() uint64 {
 	return r.mask((*seat).returning)
@@ -309,7 +312,7 @@ func (r *rendezvous) goes(rank int, how string) {
 	if r.left&(1<<rank) != 0 {
 		return
 	}
-	if n := bits.OnesCount64(r.joined() &^ r.returning()); n >= r.enough {
+	if r.strength() >= r.enough {
 		if r.left == r.joined() {
 			r.finish()
 		}

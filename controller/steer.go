@@ -44,7 +44,11 @@ func (c *Controller) steer(ctx context.Context, name string, rule policy.Static)
 	default:
 		return fail(&changeError{fmt.Sprintf("it is %s; it can be steered again when ranks have joined anew", meet.state)})
 	}
-	decision, same, err := c.intent.replan(j, rule)
+	there := j.spec.Ranks
+	if meet.state == stateRunning {
+		there = meet.strength()
+	}
+	decision, same, err := c.intent.replan(j, rule, there)
 	if err != nil {
 		return fail(err)
 	}
@@ -82,15 +86,15 @@ func (c *Controller) unlocked(ctx context.Context, owner uint16) error {
 // replace gives a job that has not begun another plan: nobody has seen the one it had. c.mu is held, though not all the
 // time.
 func (c *Controller) replace(ctx context.Context, j *job, meet *rendezvous, d policy.Decision) error {
-	before := j.decision
-	j.decision = d
+	before := j.plan
+	j.plan = j.newPlan(j.epoch, d, j.spec.Ranks)
 	if err := c.intent.checkTables(j); err != nil {
-		j.decision = before
+		j.plan = before
 		return err
 	}
 	err := c.unlocked(ctx, meet.id)
 	if err != nil && c.intent.byID(meet.id) == j && meet.state == stateWaiting && j.decision.Plan.Equal(d.Plan) {
-		j.decision = before
+		j.plan = before
 		if err := c.unlocked(ctx, meet.id); err != nil {
 			c.log.Warn("plan that was not taken is not removed everywhere yet", "job", meet.job, "err", err)
 		}
@@ -104,7 +108,7 @@ func (c *Controller) replace(ctx context.Context, j *job, meet *rendezvous, d po
 // change changes the plan of a running job: the new plan is installed beside the old one, or nothing changes; then the
 // old one announces it, and the rest goes on by itself. c.mu is held, though not all the time.
 func (c *Controller) change(ctx context.Context, j *job, meet *rendezvous, d policy.Decision) error {
-	ch, err := c.intent.beginChange(j, d)
+	ch, err := c.intent.beginChange(j, d, meet.strength())
 	if err != nil {
 		return err
 	}
@@ -186,6 +190,7 @@ func (c *Controller) resume(ctx context.Context) {
 	for _, j := range c.intent.sorted() {
 		meet := c.meets[j.spec.Name]
 		away = away || meet.stillAway() != 0
+		c.lower(ctx, j, meet)
 		if ch := j.change; ch != nil {
 			c.running.Go(func() { c.resumeChange(ctx, j, ch, meet) })
 		}
@@ -323,8 +328,10 @@ func describeChange(ch *change, meet *rendezvous) *api.Change {
 		Epoch:       uint32(ch.to.epoch),
 		Cohort:      ch.to.decision.Cohort,
 		Servers:     ch.to.decision.Servers,
-		Explanation: ch.to.decision.Explanation,
+		Explanation: ch.to.explanation(),
 		Behind:      meet.behind(ch.to.epoch),
+		Quorum:      uint32(ch.to.quorum),
+		WaitUs:      microsOf(ch.to.decision.Wait),
 	}
 	switch ch.stage {
 	case stageBeside:
