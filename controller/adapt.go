@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 	"math/bits"
 	"time"
 
@@ -200,23 +199,15 @@ func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.
 	})
 }
 
-// decided returns the rule of the plan that a policy has decided on; same is true when the job has it already. Of quorum and
-// wait a decision may say nothing, and then they stay.
+// decided returns the rule of the plan that a policy has decided on; same is true when the job has it already.
 func (j *job) decided(d *adapt.Decision) (rule policy.Static, same bool) {
-	next := j.decision.Plan
-	next.Cohort, next.Steered = j.ranks()&^d.Steered, d.Steered
-	if d.Quorum != 0 && !d.DryRun {
-		next.Quorum, next.Wait = d.Quorum, time.Duration(math.Round(d.Wait*1e6))*time.Microsecond
-	}
+	next := d.Apply(j.decision.Plan)
 	same = next.Equal(j.decision.Plan)
 	next.Servers = nil
 	if j.spec.Policy != nil {
 		next.Servers = j.spec.Policy.Servers
 	}
-	if rule = rule.SumsAs(next); next.Quorum != 0 {
-		rule.Quorum, rule.Wait = next.Quorum, new(next.Wait)
-	}
-	return rule, same
+	return next.Rule(), same
 }
 
 // observe fills in of a snapshot what the controller itself knows. c.mu is held.

@@ -73,18 +73,15 @@ func (e *changeError) Error() string { return e.msg }
 // rest returns a rule with what it leaves open as the job's plan has it: quorum and wait, and who sums where it says nothing
 // but these.
 func (j *job) rest(rule policy.Static) policy.Static {
-	p := j.decision.Plan
+	has := j.decision.Rule()
 	if rule.Mode == "" && (rule.Quorum != 0 || rule.Wait != nil) && len(rule.Steer) == 0 && len(rule.Servers) == 0 {
-		rule = rule.SumsAs(p)
-	}
-	if p.Quorum == 0 {
-		return rule
+		rule.Mode, rule.Steer, rule.Servers = has.Mode, has.Steer, has.Servers
 	}
 	if rule.Quorum == 0 {
-		rule.Quorum = p.Quorum
+		rule.Quorum = has.Quorum
 	}
 	if rule.Wait == nil {
-		rule.Wait = new(p.Wait)
+		rule.Wait = has.Wait
 	}
 	return rule
 }

@@ -258,7 +258,9 @@ func TestRestartKeepsQuorum(t *testing.T) {
 		s.mu.Unlock()
 	}
 	stations[2].cancel()
-	r.until("it recovers", func() bool { return strings.Contains(r.job("q").Recovery, "rank 2 is gone, and the plan wants 3 ranks") })
+	r.until("it recovers", func() bool {
+		return strings.Contains(r.job("q").Recovery, "rank 2 is gone, and the plan wants 3 ranks")
+	})
 	r.restart()
 	for n := range uint32(2) {
 		k := r.back("q", n, job.Id)

@@ -266,17 +266,19 @@ func TestEqual(t *testing.T) {
 	}
 }
 
-// TestSumsAs: a rule that sums as a plan does makes the same plan.
-func TestSumsAs(t *testing.T) {
+// TestRule: a plan's rule decides the same plan, also where what is left open would be another by now.
+func TestRule(t *testing.T) {
 	in := Input{Job: "train", Ranks: 4, Servers: []string{"s0", "s1"}, Pool: 32, Quorum: 2, Wait: time.Second}
 	for _, rule := range []Static{
-		{}, {Mode: ModeServer, Servers: []string{"s1"}}, {Mode: ModeHybrid, Steer: []int{0, 3}, Servers: []string{"s1", "s0"}},
+		{}, {Mode: ModeServer, Servers: []string{"s1"}}, {Mode: ModeHybrid, Steer: []int{0, 3}, Servers: []string{"s1", "s0"}, Quorum: 3, Wait: new(time.Minute)},
 	} {
 		d, err := rule.Decide(in)
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := Static{}.SumsAs(d.Plan).Decide(in)
+		in := in
+		in.Quorum, in.Wait = 1, time.Hour
+		again, err := d.Rule().Decide(in)
 		if err != nil || !again.Plan.Equal(d.Plan) {
 			t.Errorf("of %+v: %+v, %v", d.Plan, again.Plan, err)
 		}

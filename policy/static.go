@@ -56,22 +56,6 @@ func (s Static) Complete(servers []string) Static {
 	return s
 }
 
-// SumsAs returns the rule with who sums as a plan's masks and servers say.
-func (s Static) SumsAs(p Plan) Static {
-	s.Mode, s.Steer, s.Servers = ModeHybrid, nil, slices.Clone(p.Servers)
-	switch {
-	case p.Steered == 0:
-		s.Mode, s.Servers = ModeSwitch, nil
-	case p.Cohort == 0:
-		s.Mode = ModeServer
-	default:
-		for m := p.Steered; m != 0; m &= m - 1 {
-			s.Steer = append(s.Steer, bits.TrailingZeros64(m))
-		}
-	}
-	return s
-}
-
 // Equal reports whether two rules say the same in the same words.
 func (s Static) Equal(t Static) bool {
 	return s.Rule == t.Rule && s.Mode == t.Mode && s.Pool == t.Pool && slices.Equal(s.Steer, t.Steer) && slices.Equal(s.Servers, t.Servers) &&
@@ -196,6 +180,25 @@ func (s Static) Decide(in Input) (Decision, error) {
 		return Decision{}, &SlotsError{Pool: plan.Pool, Need: need, Free: in.Slots}
 	}
 	return Decision{Plan: plan, Explanation: s.explain(in, plan)}, nil
+}
+
+// Rule returns the rule that decides the plan again: who sums, quorum and wait, but not the pool, which stays.
+func (p Plan) Rule() Static {
+	s := Static{Mode: ModeHybrid, Servers: slices.Clone(p.Servers)}
+	switch {
+	case p.Steered == 0:
+		s.Mode, s.Servers = ModeSwitch, nil
+	case p.Cohort == 0:
+		s.Mode = ModeServer
+	default:
+		for m := p.Steered; m != 0; m &= m - 1 {
+			s.Steer = append(s.Steer, bits.TrailingZeros64(m))
+		}
+	}
+	if p.Quorum != 0 {
+		s.Quorum, s.Wait = p.Quorum, new(p.Wait)
+	}
+	return s
 }
 
 func (s Static) servers(in Input) ([]string, error) {
