@@ -1637,8 +1637,10 @@ func (x *Progress) GetKey() string {
 }
 
 type ReportReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	EveryMs       uint32                 `protobuf:"varint,1,opt,name=every_ms,json=everyMs,proto3" json:"every_ms,omitempty"` // how often the controller wants to hear of rounds; 0 = not at all
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	EveryMs uint32                 `protobuf:"varint,1,opt,name=every_ms,json=everyMs,proto3" json:"every_ms,omitempty"` // how often the controller wants to hear of rounds; 0 = not at all
+	// Quorum: how long aggregators keep a chunk open for more under the newest plan, so that a worker knows when to ask again.
+	WaitUs        *uint32 `protobuf:"varint,2,opt,name=wait_us,json=waitUs,proto3,oneof" json:"wait_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1676,6 +1678,13 @@ func (*ReportReply) Descriptor() ([]byte, []int) {
 func (x *ReportReply) GetEveryMs() uint32 {
 	if x != nil {
 		return x.EveryMs
+	}
+	return 0
+}
+
+func (x *ReportReply) GetWaitUs() uint32 {
+	if x != nil && x.WaitUs != nil {
+		return *x.WaitUs
 	}
 	return 0
 }
@@ -1871,7 +1880,7 @@ type Ready struct {
 	MaxChunks     uint32                 `protobuf:"varint,5,opt,name=max_chunks,json=maxChunks,proto3" json:"max_chunks,omitempty"`
 	ServiceIp     string                 `protobuf:"bytes,6,opt,name=service_ip,json=serviceIp,proto3" json:"service_ip,omitempty"`
 	ServiceMac    string                 `protobuf:"bytes,7,opt,name=service_mac,json=serviceMac,proto3" json:"service_mac,omitempty"`
-	Consistency   *Consistency           `protobuf:"bytes,8,opt,name=consistency,proto3" json:"consistency,omitempty"` // with its defaults filled in
+	Consistency   *Consistency           `protobuf:"bytes,8,opt,name=consistency,proto3" json:"consistency,omitempty"` // with its defaults filled in, and the wait of the plan
 	Depth         uint32                 `protobuf:"varint,9,opt,name=depth,proto3" json:"depth,omitempty"`
 	Round         uint32                 `protobuf:"varint,10,opt,name=round,proto3" json:"round,omitempty"`                             // the first one that this worker takes part in: not 0 for one that comes back
 	Seq           uint32                 `protobuf:"varint,11,opt,name=seq,proto3" json:"seq,omitempty"`                                 // of that round's chunk 0
@@ -4075,9 +4084,12 @@ const file_xagg_proto_rawDesc = "" +
 	"\amissing\x18\x05 \x01(\x04R\amissing\x12\x1b\n" +
 	"\tat_server\x18\x06 \x01(\bR\batServer\x12\x15\n" +
 	"\x06for_us\x18\a \x01(\x04R\x05forUs\x12\x10\n" +
-	"\x03key\x18\b \x01(\tR\x03key\"(\n" +
+	"\x03key\x18\b \x01(\tR\x03key\"R\n" +
 	"\vReportReply\x12\x19\n" +
-	"\bevery_ms\x18\x01 \x01(\rR\aeveryMs\"\x86\x01\n" +
+	"\bevery_ms\x18\x01 \x01(\rR\aeveryMs\x12\x1c\n" +
+	"\await_us\x18\x02 \x01(\rH\x00R\x06waitUs\x88\x01\x01B\n" +
+	"\n" +
+	"\b_wait_us\"\x86\x01\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
@@ -4449,6 +4461,7 @@ func file_xagg_proto_init() {
 		return
 	}
 	file_xagg_proto_msgTypes[4].OneofWrappers = []any{}
+	file_xagg_proto_msgTypes[21].OneofWrappers = []any{}
 	file_xagg_proto_msgTypes[23].OneofWrappers = []any{
 		(*JoinEvent_Ready)(nil),
 		(*JoinEvent_Abort)(nil),

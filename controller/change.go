@@ -48,12 +48,12 @@ func (j *job) retire() {
 	j.change.stage = stageRetiring
 }
 
-// newest returns the newest epoch that a rank of the job may be in.
-func (j *job) newest() uint16 {
+// last returns the newest plan that a rank of the job may be in.
+func (j *job) last() plan {
 	if j.change != nil {
-		return j.change.to.epoch
+		return j.change.to
 	}
-	return j.epoch
+	return j.plan
 }
 
 // nextEpoch returns the epoch after another one. Epochs alternate between the halves of the lease, also where they go

@@ -64,6 +64,9 @@ func TestQuorumOfAPlan(t *testing.T) {
 	}
 	r.wants(job, 1, 2, 1000)
 	r.wants(job, 2, 3, 1000)
+	if reply, err := r.client.Report(r.context(), &api.ReportRequest{Job: "q", Id: job.Id}); err != nil || reply.WaitUs == nil || *reply.WaitUs != 1000 {
+		t.Errorf("report: %v, %v", reply, err)
+	}
 	r.changed(job.Id, 2, stations)
 	if j := r.job("q"); j.Epoch != 2 || j.Quorum != 3 || j.WaitUs != 1000 || len(j.Servers) != 2 || j.Cohort != 0 || j.Consistency.Quorum != 2 {
 		t.Errorf("job is %v", j)
@@ -76,6 +79,9 @@ func TestQuorumOfAPlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.wants(job, 3, 3, 5000)
+	if reply, err := r.client.Report(r.context(), &api.ReportRequest{Job: "q", Id: job.Id}); err != nil || reply.GetWaitUs() != 5000 {
+		t.Errorf("report: %v, %v", reply, err)
+	}
 	r.changed(job.Id, 3, stations)
 	// Who sums changes, and the rest stays.
 	if _, err := r.steer("q", policy.Static{Mode: policy.ModeServer, Servers: []string{"s1", "s0"}}); err != nil {
@@ -130,7 +136,7 @@ func TestQuorumOfTheFirstPlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	ranks, ready := r.joinAll("q", 3)
-	if ready.Consistency.Quorum != 1 {
+	if ready.Consistency.Quorum != 1 || ready.Consistency.WaitUs != 7 {
 		t.Errorf("ready has %v", ready)
 	}
 	r.wants(job, 1, 2, 7)

@@ -398,6 +398,8 @@ func (c *Controller) readyEvent(l *listener) *api.Ready {
 	if j == nil {
 		return nil
 	}
+	consistency := j.spec.Consistency.proto()
+	consistency.WaitUs = microsOf(j.decision.Wait)
 	return &api.Ready{
 		Job:        uint32(j.id),
 		Epoch:      uint32(j.epoch),
@@ -411,7 +413,7 @@ func (c *Controller) readyEvent(l *listener) *api.Ready {
 		AllReduces: l.seat.allReduces,
 		Returns:    l.seat.returns,
 
-		Consistency: j.spec.Consistency.proto(),
+		Consistency: consistency,
 		Depth:       uint32(j.spec.Depth),
 	}
 }

@@ -294,8 +294,8 @@ func (c *Controller) report(ctx context.Context, req *api.ReportRequest) (*api.R
 		return nil, status.Errorf(codes.FailedPrecondition, "job %q has id %d by now, not %d", j.spec.Name, j.id, req.GetId())
 	case int(req.GetRank()) >= len(meet.seats) || meet.seats[req.GetRank()] == nil:
 		return nil, invalid("rank", "%d has not joined job %q", req.GetRank(), j.spec.Name)
-	case req.GetEpoch() != 0 && req.GetEpoch() != uint32(j.epoch) && req.GetEpoch() != uint32(j.newest()):
-		return nil, invalid("epoch", "%d is none of job %q, which is at %d", req.GetEpoch(), j.spec.Name, j.newest())
+	case req.GetEpoch() != 0 && req.GetEpoch() != uint32(j.epoch) && req.GetEpoch() != uint32(j.last().epoch):
+		return nil, invalid("epoch", "%d is none of job %q, which is at %d", req.GetEpoch(), j.spec.Name, j.last().epoch)
 	}
 	if p := req.GetProgress(); p != nil {
 		meet.seats[req.GetRank()].heard = hearing{p, time.Now()}
@@ -304,6 +304,9 @@ func (c *Controller) report(ctx context.Context, req *api.ReportRequest) (*api.R
 	reply := &api.ReportReply{}
 	if j.spec.Adapt != nil {
 		reply.EveryMs = uint32(ReportEvery.Milliseconds())
+	}
+	if j.quorum > 0 {
+		reply.WaitUs = new(microsOf(j.last().decision.Wait))
 	}
 	if req.GetEpoch() == 0 {
 		c.measured(ctx, j, meet, int(req.GetRank()), req.GetRounds())

@@ -78,6 +78,9 @@ func (a *auto) ended(rank int, c bucketCall) {
 	if epoch := a.job.ranks[rank].endpoint.Epoch(); epoch != a.known[rank] {
 		a.world.agenda.at(a.world.agenda.now+epochDelay, func() {
 			a.known[rank] = epoch
+			if p := a.job.installed[epoch]; p != nil {
+				a.job.ranks[rank].endpoint.SetWait(p.Wait)
+			}
 			a.proceed()
 		})
 	}
