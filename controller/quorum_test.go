@@ -196,7 +196,7 @@ func TestMoreThanAreThere(t *testing.T) {
 			for _, s := range stations[:2] {
 				s.mu.Lock()
 				s.req.Next, s.req.Boundary, s.req.Seq, s.req.AllReduces = 1, 1, 1, 1
-				s.hold(0b011, 0, 1)
+				s.hold(0b011, 0, 1, 0)
 				s.mu.Unlock()
 			}
 			if ready := r.join("q", 2, "d").ready(); ready.Epoch != 4 {
@@ -212,7 +212,47 @@ func TestMoreThanAreThere(t *testing.T) {
 	}
 }
 
-// TestSteerWithoutARank: a plan that wants all is taken with those that are there, and may be asked for again once more are.
+// TestQuorumOfLaterRounds: a rank that comes back for a later round is in none of those before, which are under the same plan. When they
+// are over, the plan changes by itself to what was decided.
+func TestQuorumOfLaterRounds(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	job := r.quorumOfThree()
+	stations := r.serveAll(job, nil)
+	if _, err := r.steer("q", policy.Static{Quorum: 3}); err != nil {
+		t.Fatal(err)
+	}
+	r.changed(job.Id, 2, stations)
+	stations[2].cancel()
+	r.replies(stations[:2])
+	for _, s := range stations[:2] { // they are in round 0, of which chunk 1 is missing
+		s.mu.Lock()
+		s.req.Next, s.req.Boundary, s.req.Seq, s.req.AllReduces = 1, 1, 2, 1
+		s.hold(0b011, 0, 2, 0)
+		s.mu.Unlock()
+	}
+	back := r.join("q", 2, "d")
+	if ready := back.ready(); ready.Epoch != 4 || ready.Round != 1 {
+		t.Errorf("rank 2 comes back with %v", ready)
+	}
+	stations[2] = back.serve(job.Id, nil)
+	r.replies(stations[:2])
+	r.wants(job, 4, 2, 1000)
+	for _, s := range stations[:2] {
+		if _, err := r.client.Report(r.context(), &api.ReportRequest{Job: "q", Rank: s.n, Id: job.Id, Progress: &api.Progress{Round: 1}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.until("the plan changes", func() bool { return r.job("q").Change.GetQuorum() == 3 })
+	r.wants(job, 5, 3, 1000)
+	r.changed(job.Id, 5, stations)
+	if j := r.job("q"); j.Epoch != 5 || j.Quorum != 3 || j.Recovery != "" {
+		t.Errorf("job is %v", j)
+	}
+	r.installed()
+}
+
+// TestSteerWithoutARank: a plan that wants all is taken with those that are there, and changes once more are.
 func TestSteerWithoutARank(t *testing.T) {
 	r := newRoom(t, testConfig(), nil)
 	r.ready()
@@ -225,9 +265,9 @@ func TestSteerWithoutARank(t *testing.T) {
 	r.changed(job.Id, 2, stations) // rank 2 too, whose packets get through
 	stations[2] = r.back("q", 2, job.Id).serve(job.Id, nil)
 	r.until("rank 2 is back", func() bool { return r.job("q").Gone == 0 })
-	if j, err := r.steer("q", policy.Static{Quorum: 3}); err != nil || j.Change.GetQuorum() != 3 {
-		t.Errorf("%v, %v", j, err)
-	}
+	r.until("the plan changes", func() bool { return r.job("q").Change.GetQuorum() == 3 })
+	r.changed(job.Id, 3, stations)
+	r.wants(job, 3, 3, 1000)
 }
 
 // TestRestartKeepsQuorum: a restarted controller has the quorum and the wait of every plan, the one that holds while a rank is

@@ -278,6 +278,7 @@ func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*listener,
 		if meet.outdated(rank) {
 			c.recover(ctx, j, fmt.Sprintf("rank %d was away while the plan changed", rank))
 		}
+		c.raise(ctx, j, meet)
 		c.running.Go(c.trySave) // a controller that is restarted waits for it
 		return meet.listener(rank), nil
 	}

@@ -36,24 +36,32 @@ func (c *Controller) steer(ctx context.Context, name string, rule policy.Static)
 	if j == nil {
 		return nil, noJob(name)
 	}
-	fail := func(err error) (*api.Job, error) { return nil, fmt.Errorf("steer job %q: %w", name, err) }
-	switch meet.state {
-	case stateWaiting, stateRunning:
-	case stateInstalling:
-		return fail(&changeError{"it is being installed; try again when it runs"})
-	default:
-		return fail(&changeError{fmt.Sprintf("it is %s; it can be steered again when ranks have joined anew", meet.state)})
+	if err := c.replan(ctx, j, meet, rule); err != nil {
+		return nil, fmt.Errorf("steer job %q: %w", name, err)
 	}
+	j.rule = c.intent.ruleOf(j.spec) // what the configuration says now was overruled
+	c.running.Go(c.trySave)
+	return c.describe(j), nil
+}
+
+// replan changes the plan of a job to the one that a rule makes. c.mu is held, though not all the time.
+func (c *Controller) replan(ctx context.Context, j *job, meet *rendezvous, rule policy.Static) error {
 	there := j.spec.Ranks
-	if meet.state == stateRunning {
+	switch meet.state {
+	case stateWaiting:
+	case stateRunning:
 		there = meet.strength()
+	case stateInstalling:
+		return &changeError{"it is being installed; try again when it runs"}
+	default:
+		return &changeError{fmt.Sprintf("it is %s; it can be steered again when ranks have joined anew", meet.state)}
 	}
 	decision, same, err := c.intent.replan(j, rule, there)
 	if err != nil {
-		return fail(err)
+		return err
 	}
 	if fresh := meet.fresh(); fresh != 0 && !same {
-		return fail(&changeError{fmt.Sprintf("rank %s has come back and does not take part yet; try again in a second", policy.FormatMask(fresh))})
+		return &changeError{fmt.Sprintf("rank %s has come back and does not take part yet; try again in a second", policy.FormatMask(fresh))}
 	}
 	switch {
 	case same:
@@ -65,15 +73,10 @@ func (c *Controller) steer(ctx context.Context, name string, rule policy.Static)
 	default:
 		err = c.change(ctx, j, meet, decision)
 	}
-	if err != nil {
-		return fail(err)
+	if err == nil && c.intent.byID(meet.id) != j {
+		err = status.Error(codes.Aborted, "it was removed or began anew meanwhile")
 	}
-	if c.intent.byID(meet.id) != j {
-		return fail(status.Error(codes.Aborted, "it was removed or began anew meanwhile"))
-	}
-	j.rule = c.intent.ruleOf(j.spec) // what the configuration says now was overruled
-	c.running.Go(c.trySave)
-	return c.describe(j), nil
+	return err
 }
 
 // unlocked applies what an owner wants while c.mu is not held, which it is before and after.
@@ -300,6 +303,7 @@ func (c *Controller) report(ctx context.Context, req *api.ReportRequest) (*api.R
 	if p := req.GetProgress(); p != nil {
 		meet.seats[req.GetRank()].heard = hearing{p, time.Now()}
 		meet.begins(int(req.GetRank()), p.GetRound())
+		c.raise(ctx, j, meet)
 	}
 	reply := &api.ReportReply{}
 	if j.spec.Adapt != nil {
