@@ -6,6 +6,7 @@ package adapt
 import (
 	"fmt"
 	"maps"
+	"math"
 	"math/bits"
 	"slices"
 	"time"
@@ -93,7 +94,8 @@ type Decision struct {
 	Round   float64 `json:"round"` // of the job
 	Rule    string  `json:"rule"`
 	Steered uint64  `json:"steered"` // ranks that servers are to sum: those of before, and what moves make of them
-	// Quorum and Wait are [policy.Plan]'s, Wait in seconds: how many ranks are enough, and how long a chunk waits for more.
+	// Quorum and Wait are [policy.Plan]'s, Wait in seconds: how many ranks are enough, and how long a chunk waits for more. Quorum 0:
+	// the rule says nothing of them, and they stay.
 	Quorum int     `json:"quorum,omitempty"`
 	Wait   float64 `json:"wait,omitempty"`
 	Moves  []Move  `json:"moves,omitempty"`
@@ -103,6 +105,15 @@ type Decision struct {
 	// Error says why the rule could not decide; the ranks stay where they are.
 	Error  string `json:"error,omitempty"`
 	DryRun bool   `json:"dry_run,omitempty"`
+}
+
+// Apply returns what the decision makes of a plan.
+func (d *Decision) Apply(p policy.Plan) policy.Plan {
+	p.Cohort, p.Steered = (p.Cohort|p.Steered)&^d.Steered, d.Steered
+	if d.Quorum != 0 && !d.DryRun {
+		p.Quorum, p.Wait = d.Quorum, time.Duration(math.Round(d.Wait*1e6))*time.Microsecond
+	}
+	return p
 }
 
 // Alternative is a division of the ranks, and what is predicted of it.

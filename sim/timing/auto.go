@@ -80,6 +80,9 @@ func (a *auto) ended(rank int, c bucketCall) {
 	if epoch := a.job.ranks[rank].endpoint.Epoch(); epoch != a.known[rank] {
 		a.world.agenda.at(a.world.agenda.now+epochDelay, func() {
 			a.known[rank] = epoch
+			if p := a.job.installed[epoch]; p != nil {
+				a.job.ranks[rank].endpoint.SetWait(p.Wait)
+			}
 			a.proceed()
 		})
 	}
@@ -115,7 +118,7 @@ func (a *auto) judge() {
 	s.Job = telemetry.Job{
 		Name: j.spec.Name, Size: float64(len(j.ranks)), Mode: string(j.consistency.Mode), Pool: float64(j.plan.Pool),
 		Cohort: float64(bits.OnesCount64(j.plan.Cohort)), Steered: float64(bits.OnesCount64(j.plan.Steered)),
-		Quorum: float64(j.consistency.Quorum), Least: float64(j.consistency.Quorum), Wait: j.consistency.Wait.Seconds(),
+		Quorum: float64(j.plan.Quorum), Least: float64(j.consistency.Quorum), Wait: j.plan.Wait.Seconds(),
 	}
 	s.Switch = telemetry.Switch{Slots: float64(w.opts.Slots), SlotsFree: w.slotsFree()}
 	s.Servers = s.Servers[:0]
@@ -137,8 +140,8 @@ func (a *auto) judge() {
 	for _, m := range d.Moves {
 		a.moves = append(a.moves, Move{w.agenda.now, j.ranks[m.Rank].round, m})
 	}
-	if d.Steered != j.plan.Steered {
-		a.steer(d.Steered)
+	if next := d.Apply(j.plan); !next.Equal(j.plan) {
+		a.steer(next)
 	}
 }
 
@@ -151,24 +154,24 @@ func (w *world) slotsFree() float64 {
 	return 1 - float64(leased)/float64(w.opts.Slots)
 }
 
-// steer begins the change to the plan in which servers sum these ranks: the steps of docs/protocol.md, "Changing a plan".
-func (a *auto) steer(steered uint64) {
+// steer begins the change to a plan with who sums, quorum and wait of this one: the steps of docs/protocol.md, "Changing a plan".
+func (a *auto) steer(next policy.Plan) {
 	w, j := a.world, a.job
-	rule := policy.Steering(steered, len(j.ranks))
-	a.steered = a.steered || steered != 0
-	d, err := rule.Decide(policy.Input{Job: j.spec.Name, Ranks: len(j.ranks), Servers: w.names(), Pool: j.plan.Pool})
+	next.Servers = nil // all that there are
+	a.steered = a.steered || next.Steered != 0
+	d, err := next.Rule().Decide(w.input(j, 0))
 	if err != nil {
 		w.failf("job %s: %v", j.spec.Name, err)
 		return
 	}
 	c := &change{to: d.Plan, epoch: nextEpoch(j.epoch)}
 	a.change = c
-	next, old := w.resolve(c.to), j.installed[j.epoch]
-	for _, number := range next.servers {
-		c.steps = append(c.steps, func() error { return w.installServer(j, c.epoch, number) })
+	to, old := w.resolve(c.to), j.installed[j.epoch]
+	for _, number := range to.servers {
+		c.steps = append(c.steps, func() error { return w.installServer(j, c.epoch, c.to, number) })
 	}
 	c.steps = append(c.steps,
-		func() error { return w.installSwitch(j, c.epoch, next) },
+		func() error { return w.installSwitch(j, c.epoch, to) },
 		func() error {
 			c.armed = true
 			if len(old.servers) == 0 {
