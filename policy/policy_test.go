@@ -74,6 +74,8 @@ func TestBadFiles(t *testing.T) {
 
 func TestDecide(t *testing.T) {
 	place := Input{Job: "train", Ranks: 4, Servers: []string{"s0", "s1"}, Slots: 4096}
+	quota := place
+	quota.MaxPool = 8
 	for _, tt := range []struct {
 		name string
 		rule Static
@@ -95,6 +97,10 @@ func TestDecide(t *testing.T) {
 		{"hybrid", Static{Mode: ModeHybrid, Steer: []int{3, 0}, Servers: []string{"s1"}, Pool: 64}, place,
 			Plan{Cohort: 0b0110, Steered: 0b1001, Servers: []string{"s1"}, Pool: 64},
 			`rule static, mode hybrid: of the 4 ranks of job "train" the switch sums 1-2 and 0,3 are steered to server s1, which closes chunks; pool 64 takes 256 of 4096 free slots`},
+		{"a quota", Static{}, quota, Plan{Cohort: 0b1111, Pool: 8},
+			`rule static, mode switch: of the 4 ranks of job "train" the switch sums all (0-3); pool 8 takes 32 of 4096 free slots`},
+		{"more than the quota", Static{Pool: 16}, quota, Plan{Cohort: 0b1111, Pool: 16},
+			`rule static, mode switch: of the 4 ranks of job "train" the switch sums all (0-3); pool 16 takes 64 of 4096 free slots`},
 	} {
 		got, err := tt.rule.Decide(tt.in)
 		if err != nil {
