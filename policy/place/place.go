@@ -49,9 +49,10 @@ type Server struct {
 
 // Job asks for a place.
 type Job struct {
-	Name   string
+	// Input is what its rule decides from: its name, its ranks, and what else there is but Servers, Slots and MaxPool. A job with
+	// a Pool has its slots already and gets servers alone.
+	policy.Input
 	Weight int // at least 1
-	Ranks  int
 	// Rule says what its plan is like. Of the servers that it names, or of all where it names none, the job gets those that
 	// have room and that share the load evenly; a pool that it asks for it gets.
 	Rule policy.Static
@@ -75,8 +76,8 @@ type Held struct {
 type Placement struct {
 	Job string
 	policy.Decision
-	Switch string
-	Base   int // of its [policy.SlotsPerPool] x Pool slots in a row
+	Switch string // empty: the job had its slots before
+	Base   int    // of its [policy.SlotsPerPool] x Pool slots in a row
 	// Homes are the servers that it has memory at: those of its plan, or of plans to come where the switch sums all ranks now.
 	Homes []string
 	Quota int  // the pool that its weight entitles it to among all jobs, at least 1
@@ -124,29 +125,17 @@ func (p *Problem) Solve() ([]Placement, error) {
 	out := make([]Placement, len(p.Jobs))
 	for i, j := range p.Jobs {
 		d, s := &deals.jobs[i], &shares[i]
-		decision, err := d.rule.Decide(policy.Input{
-			Job: j.Name, Ranks: j.Ranks, Servers: d.names, Slots: free, MaxPool: s.pool,
-		})
+		in := j.Input
+		in.Servers, in.Slots, in.MaxPool = d.names, free, s.pool
+		decision, err := d.rule.Decide(in)
 		if err != nil {
-			return nil, &JobError{i, j.Name, err}
+			return nil, &JobError{i, j.Job, err}
 		}
-		out[i] = Placement{
-			Job: j.Name, Decision: decision, Switch: p.Switches[s.run.sw].Name, Base: s.run.base, Homes: d.names, Quota: s.quota, Even: deals.even,
+		out[i] = Placement{Job: j.Job, Decision: decision, Homes: d.names, Quota: s.quota, Even: deals.even}
+		if j.Pool == 0 {
+			out[i].Switch, out[i].Base = p.Switches[s.run.sw].Name, s.run.base
 		}
 		out[i].Explanation += p.explain(i, all, d, s, &out[i])
-	}
-	return out, nil
-}
-
-// Deal chooses servers alone, of jobs that have their slots: the names, by job. Errors are those of [Problem.Solve].
-func (p *Problem) Deal() ([][]string, error) {
-	deals, err := p.deal()
-	if err != nil {
-		return nil, err
-	}
-	out := make([][]string, len(p.Jobs))
-	for i := range p.Jobs {
-		out[i] = deals.jobs[i].names
 	}
 	return out, nil
 }
@@ -166,11 +155,11 @@ func (p *Problem) check() error {
 	for i, j := range p.Jobs {
 		switch {
 		case j.Weight < 1:
-			return &JobError{i, j.Name, fail("weight", "%d is less than 1", j.Weight)}
-		case names[j.Name]:
-			return &JobError{i, j.Name, fail("name", "another job has it")}
+			return &JobError{i, j.Job, fail("weight", "%d is less than 1", j.Weight)}
+		case names[j.Job]:
+			return &JobError{i, j.Job, fail("name", "another job has it")}
 		}
-		names[j.Name] = true
+		names[j.Job] = true
 	}
 	for i, h := range p.Held {
 		at := fmt.Sprintf("held[%d]", i)
@@ -255,6 +244,7 @@ func (p *Problem) explain(i, all int, d *dealt, s *share, at *Placement) string 
 		quota += fmt.Sprintf(" and with %.3g %% of the slots kept for jobs to come", 100*p.Reserve)
 	}
 	switch {
+	case p.Jobs[i].Pool != 0:
 	case s.asked > s.quota:
 		fmt.Fprintf(&b, "; it asked for more than its quota, %s", quota)
 	case s.asked == 0 && s.pool < min(s.useful, s.quota):

@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -43,8 +44,8 @@ func problems(t *rapid.T) *Problem {
 		p.Held = append(p.Held, h)
 	}
 	for i := range rapid.IntRange(1, 4).Draw(t, "number") {
-		j := Job{Name: string(rune('a' + i)), Weight: rapid.SampledFrom([]int{1, 1, 2, 3, 5}).Draw(t, "weight"), Ranks: rapid.IntRange(1, 8).Draw(t, "ranks"),
-			Memory: uint64(rapid.IntRange(1, 6).Draw(t, "memory"))}
+		j := Job{Input: policy.Input{Job: string(rune('a' + i)), Ranks: rapid.IntRange(1, 8).Draw(t, "ranks")},
+			Weight: rapid.SampledFrom([]int{1, 1, 2, 3, 5}).Draw(t, "weight"), Memory: uint64(rapid.IntRange(1, 6).Draw(t, "memory"))}
 		if rapid.IntRange(0, 3).Draw(t, "asks") == 0 {
 			j.Rule.Pool = 1 << rapid.IntRange(0, 4).Draw(t, "pool")
 		}
@@ -130,7 +131,7 @@ func check(t *rapid.T, p *Problem, placed []Placement) {
 	for i, j := range p.Jobs {
 		pl := placed[i]
 		switch {
-		case pl.Job != j.Name || pl.Pool < 1 || bits.OnesCount(uint(pl.Pool)) != 1 || j.Rule.Pool != 0 && pl.Pool != j.Rule.Pool:
+		case pl.Job != j.Job || pl.Pool < 1 || bits.OnesCount(uint(pl.Pool)) != 1 || j.Rule.Pool != 0 && pl.Pool != j.Rule.Pool:
 			t.Fatalf("job %+v has %+v", j, pl)
 		case j.Rule.Mode == policy.ModeServer && (len(pl.Servers) == 0 || !slices.Equal(pl.Servers, pl.Homes)):
 			t.Fatalf("job %+v has %+v", j, pl)
@@ -382,7 +383,7 @@ func many(jobs, servers int) *Problem {
 		p.Servers = append(p.Servers, Server{fmt.Sprint("s", i), uint64(4 * 1000 * jobs / servers), 0})
 	}
 	for i := range jobs {
-		j := Job{Name: fmt.Sprintf("job%04d", i), Weight: 1 + rng.IntN(8), Ranks: 2 + rng.IntN(15), Memory: 1 + rng.Uint64N(2000)}
+		j := Job{Input: policy.Input{Job: fmt.Sprintf("job%04d", i), Ranks: 2 + rng.IntN(15)}, Weight: 1 + rng.IntN(8), Memory: 1 + rng.Uint64N(2000)}
 		if i%2 == 0 {
 			j.Rule.Mode = policy.ModeServer
 		}
@@ -432,7 +433,7 @@ func TestMany(t *testing.T) {
 func TestPacking(t *testing.T) {
 	p := &Problem{Switches: []Switch{{"sw", 4096}}, Servers: []Server{{"s0", 1000, 30}, {"s1", 1001, 30}}}
 	for i := range 60 {
-		j := Job{Name: fmt.Sprintf("j%02d", i), Weight: 1, Ranks: 2, Memory: 2, Rule: policy.Static{Mode: policy.ModeServer}}
+		j := Job{Input: policy.Input{Job: fmt.Sprintf("j%02d", i), Ranks: 2}, Weight: 1, Memory: 2, Rule: policy.Static{Mode: policy.ModeServer}}
 		if i >= 30 { // smaller, and at s0 alone
 			j.Memory, j.Rule.Servers = 1, []string{"s0"}
 		}
@@ -451,12 +452,12 @@ func TestPacking(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	server := func(memory uint64, servers ...string) Job {
-		return Job{Name: "x", Weight: 1, Ranks: 4, Memory: memory, Rule: policy.Static{Mode: policy.ModeServer, Servers: servers}}
+		return Job{Input: policy.Input{Job: "x", Ranks: 4}, Weight: 1, Memory: memory, Rule: policy.Static{Mode: policy.ModeServer, Servers: servers}}
 	}
 	pool := func(name string, n int) Job {
-		return Job{Name: name, Weight: 1, Ranks: 4, Rule: policy.Static{Pool: n}}
+		return Job{Input: policy.Input{Job: name, Ranks: 4}, Weight: 1, Rule: policy.Static{Pool: n}}
 	}
-	named := func(name string, j Job) Job { j.Name = name; return j }
+	named := func(name string, j Job) Job { j.Job = name; return j }
 	base := func(jobs ...Job) *Problem {
 		return &Problem{Switches: []Switch{{"sw", 1024}}, Servers: []Server{{"s0", 100, 2}, {"s1", 60, 2}}, Jobs: jobs}
 	}
@@ -489,8 +490,8 @@ func TestErrors(t *testing.T) {
 		"places at one": {base(server(1, "s0"), named("a", server(1, "s0")), named("b", server(1, "s0"))),
 			`1 slots of memory at server s0 for job "x", which have all the jobs that they can, are needed and 0 are free, 1 too few; add a server or remove a job`},
 		"no server": {base(server(1, "s7")), `job "x": servers[0]: no server "s7"; there are s0, s1`},
-		"bad rule":  {base(Job{Name: "x", Weight: 1, Ranks: 4, Rule: policy.Static{Pool: 3}}), `job "x": pool: 3 is not a power of two`},
-		"no weight": {base(Job{Name: "x", Ranks: 4}), `job "x": weight: 0 is less than 1`},
+		"bad rule":  {base(Job{Input: policy.Input{Job: "x", Ranks: 4}, Weight: 1, Rule: policy.Static{Pool: 3}}), `job "x": pool: 3 is not a power of two`},
+		"no weight": {base(Job{Input: policy.Input{Job: "x", Ranks: 4}}), `job "x": weight: 0 is less than 1`},
 		"twice":     {base(pool("x", 1), pool("x", 1)), `job "x": name: another job has it`},
 		"reserve":   {&Problem{Switches: []Switch{{"sw", 1024}}, Reserve: math.NaN()}, `reserve: NaN is not a share of at least 0 and below 1`},
 		"no switch": {&Problem{}, `switches: there is none`},
@@ -512,10 +513,10 @@ func TestExplanations(t *testing.T) {
 	p := &Problem{
 		Switches: []Switch{{"sw", 256}}, Servers: []Server{{"s0", 100, 0}, {"s1", 40, 0}}, Reserve: 0.25,
 		Jobs: []Job{
-			{Name: "heavy", Weight: 3, Ranks: 4, Memory: 10},
-			{Name: "asks", Weight: 1, Ranks: 2, Rule: policy.Static{Pool: 16}},
-			{Name: "served", Weight: 1, Ranks: 4, Memory: 50, Rule: policy.Static{Mode: policy.ModeServer}},
-			{Name: "moves", Weight: 1, Ranks: 4, Memory: 10, Steerable: true},
+			{Input: policy.Input{Job: "heavy", Ranks: 4}, Weight: 3, Memory: 10},
+			{Input: policy.Input{Job: "asks", Ranks: 2}, Weight: 1, Rule: policy.Static{Pool: 16}},
+			{Input: policy.Input{Job: "served", Ranks: 4}, Weight: 1, Memory: 50, Rule: policy.Static{Mode: policy.ModeServer}},
+			{Input: policy.Input{Job: "moves", Ranks: 4}, Weight: 1, Memory: 10, Steerable: true},
 		},
 	}
 	placed, err := p.Solve()
@@ -540,19 +541,20 @@ func TestExplanations(t *testing.T) {
 	}
 }
 
-func TestDeal(t *testing.T) {
+// TestServersAlone: a job that has its slots gets other servers, and keeps its pool.
+func TestServersAlone(t *testing.T) {
 	p := &Problem{
 		Switches: []Switch{{"sw", 0}}, Servers: []Server{{"s0", 100, 0}, {"s1", 100, 0}, {"s2", 5, 0}},
 		Held: []Held{{Job: "h", Weight: 1, Ranks: 8, Switch: "sw", Servers: []string{"s0"}, Memory: 10}},
-		Jobs: []Job{{Name: "x", Weight: 1, Ranks: 8, Memory: 10, Rule: policy.Static{Mode: policy.ModeServer}}},
+		Jobs: []Job{{Input: policy.Input{Job: "x", Ranks: 8, Pool: 64}, Weight: 1, Memory: 10, Rule: policy.Static{Mode: policy.ModeServer}}},
 	}
-	got, err := p.Deal()
-	if err != nil || fmt.Sprint(got) != "[[s1]]" {
-		t.Errorf("got %v, %v", got, err)
-	}
-	p.Held[0].Ranks = 2
-	if got, err = p.Deal(); err != nil || fmt.Sprint(got) != "[[s0 s1]]" {
-		t.Errorf("got %v, %v", got, err)
+	for ranks, want := range map[int]string{8: "[s1]", 2: "[s0 s1]"} {
+		p.Held[0].Ranks = ranks
+		got, err := p.Solve()
+		if err != nil || fmt.Sprint(got[0].Servers) != want || got[0].Pool != 64 || got[0].Switch != "" ||
+			!strings.Contains(got[0].Explanation, "pool 64 stays") || !strings.Contains(got[0].Explanation, "not at s2, which has no room for another 10 slots") {
+			t.Errorf("got %+v, %v", got, err)
+		}
 	}
 }
 

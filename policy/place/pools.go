@@ -15,7 +15,7 @@ type share struct {
 	asked  int // for a pool; 0 = as large a one as is of use
 	useful int // the largest pool that is of use
 	quota  int // the pool that its weight entitles it to
-	pool   int // that it gets
+	pool   int // that it gets; 0 = it has its slots already
 	run    run // where its slots are
 }
 
@@ -121,6 +121,9 @@ func (p *Problem) divide(deals *deals) ([]share, error) {
 	for i, j := range p.Jobs {
 		s := &shares[i]
 		s.quota = quotaPool(QuotaSlots(p.slots(), p.Reserve, j.Weight, all))
+		if j.Pool != 0 {
+			continue
+		}
 		if s.asked = j.Rule.Pool; s.asked != 0 {
 			s.useful, s.pool = s.asked, s.asked
 		} else {
@@ -135,7 +138,7 @@ func (p *Problem) divide(deals *deals) ([]share, error) {
 
 	lowest := &byRatio{p.Jobs, shares, nil}
 	for i := range shares {
-		if shares[i].asked == 0 {
+		if shares[i].pool != 0 && shares[i].asked == 0 {
 			lowest.order = append(lowest.order, i)
 		}
 	}
@@ -167,7 +170,7 @@ func (p *Problem) short(l *levels, runs []run, shares []share) error {
 	}
 	hint := "remove a job"
 	if shares[largest].asked > 1 {
-		hint = fmt.Sprintf("choose a smaller pool than the %d of job %q, or remove a job", shares[largest].asked, p.Jobs[largest].Name)
+		hint = fmt.Sprintf("choose a smaller pool than the %d of job %q, or remove a job", shares[largest].asked, p.Jobs[largest].Job)
 	}
 	longest := 0
 	for _, r := range runs {
@@ -201,7 +204,7 @@ func (h *byRatio) Less(a, b int) bool {
 	return cmp.Or(
 		cmp.Compare(h.shares[i].pool*h.jobs[k].Weight, h.shares[k].pool*h.jobs[i].Weight),
 		cmp.Compare(h.shares[i].pool, h.shares[k].pool),
-		cmp.Compare(h.jobs[i].Name, h.jobs[k].Name)) < 0
+		cmp.Compare(h.jobs[i].Job, h.jobs[k].Job)) < 0
 }
 func (h *byRatio) Swap(a, b int) { h.order[a], h.order[b] = h.order[b], h.order[a] }
 func (h *byRatio) Push(x any)    { h.order = append(h.order, x.(int)) }
@@ -218,12 +221,14 @@ func (p *Problem) settle(runs []run, shares []share) {
 	for _, h := range p.Held {
 		ranks[p.switchOf(h.Switch)] += h.Ranks
 	}
-	order := make([]int, len(shares))
-	for i := range order {
-		order[i] = i
+	var order []int
+	for i := range shares {
+		if shares[i].pool != 0 {
+			order = append(order, i)
+		}
 	}
 	slices.SortFunc(order, func(a, b int) int {
-		return cmp.Or(cmp.Compare(shares[b].pool, shares[a].pool), cmp.Compare(p.Jobs[a].Name, p.Jobs[b].Name))
+		return cmp.Or(cmp.Compare(shares[b].pool, shares[a].pool), cmp.Compare(p.Jobs[a].Job, p.Jobs[b].Job))
 	})
 	for _, i := range order {
 		size := policy.SlotsPerPool * shares[i].pool

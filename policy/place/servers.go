@@ -48,9 +48,11 @@ func (p *Problem) deal() (*deals, error) {
 		all[i] = s.Name
 	}
 	decide := func(i int, rule policy.Static) (policy.Decision, error) {
-		d, err := rule.Decide(policy.Input{Job: p.Jobs[i].Name, Ranks: p.Jobs[i].Ranks, Servers: all, Slots: math.MaxInt})
+		in := p.Jobs[i].Input
+		in.Servers, in.Slots = all, math.MaxInt
+		d, err := rule.Decide(in)
 		if err != nil {
-			return d, &JobError{i, p.Jobs[i].Name, err}
+			return d, &JobError{i, in.Job, err}
 		}
 		return d, nil
 	}
@@ -64,7 +66,7 @@ func (p *Problem) deal() (*deals, error) {
 		if len(may) == 0 && j.Steerable {
 			may = all
 		}
-		guest := guest{index: i, name: j.Name, memory: int64(min(j.Memory, unlimited)), load: float64(j.Ranks)}
+		guest := guest{index: i, name: j.Job, memory: int64(min(j.Memory, unlimited)), load: float64(j.Ranks)}
 		for _, name := range may {
 			guest.may = append(guest.may, p.serverOf(name))
 		}
