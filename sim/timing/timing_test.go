@@ -199,6 +199,9 @@ func TestResize(t *testing.T) {
 	if s.Jobs[0].Ranks != 4 || s.Jobs[0].Compute.Slow[3] != 4 || s.Jobs[0].Quorum.Ranks != 3 {
 		t.Errorf("the scenario has changed: %+v", s.Jobs[0])
 	}
+	if got, err := Resize(load(t, "episode"), 8); err != nil || got.Jobs[0].Compute.Episodes[0].Rank != 7 {
+		t.Errorf("episode with 8 ranks: %+v, %v", got, err)
+	}
 	half, err := Resize(load(t, "slow-half"), 2)
 	if err != nil || len(half.Jobs[0].Compute.Slow) != 2 {
 		t.Errorf("slow-half with 2 ranks: %+v, %v", half, err)
