@@ -15,6 +15,16 @@ import (
 	"xagg/wire"
 )
 
+// steady is a scenario of four ranks that are alike, with so many rounds.
+func steady(rounds int) *scenario.Scenario {
+	return &scenario.Scenario{
+		Name: "steady", Servers: 1, Links: scenario.Links{Worker: 50e6}, Rounds: rounds, Seed: 1,
+		Jobs: []scenario.Job{{
+			Name: "train", Ranks: 4, Depth: 1, Tensors: scenario.Tensors{Sizes: []int{4096}}, Compute: scenario.Compute{Mean: 200 * time.Millisecond},
+		}},
+	}
+}
+
 func load(t *testing.T, name string) *scenario.Scenario {
 	t.Helper()
 	s, err := scenario.Load(filepath.Join("../../scenarios", name+".yaml"))
