@@ -475,6 +475,7 @@ func (c *comparison) scenario(i int) Section {
 			Block{Figure: c.times(fmt.Sprintf("%s-j%d-times", id, n+1), "Communication time"+of, job)},
 			Block{Table: c.timeTable("Times"+of, job)},
 			Block{Table: c.trafficTable("Traffic and memory"+of, sc, job)})
+		s.Blocks = append(s.Blocks, c.decisions(of, job)...)
 		if f := c.open(fmt.Sprintf("%s-j%d-open", id, n+1), "Slots held over time"+of, job); f != nil {
 			s.Blocks = append(s.Blocks, Block{Figure: f})
 		}
@@ -512,6 +513,54 @@ func (c *comparison) timeTable(caption string, job *results.JobResult) *Table {
 		}})
 	}
 	return t
+}
+
+// decisions says what policies have decided: how often, and of each run what and why; nothing where no plan follows what is measured.
+func (c *comparison) decisions(of string, job *results.JobResult) []Block {
+	t := &Table{Caption: "Ranks that the policy has moved" + of + "; rounds below 0 are warm-up", Head: []string{"mode", "runs", "moves a run", "first move in round", "ranks that were moved"}}
+	var text strings.Builder
+	for m, mode := range c.Modes {
+		decided := job.Cells[m].Decided
+		if len(decided) == 0 {
+			continue
+		}
+		var moves, first []int
+		var ranks []uint64
+		for _, d := range decided {
+			fmt.Fprintf(&text, "%s, repetition %d:", mode, d.Repetition+1)
+			for i, move := range d.Moves {
+				fmt.Fprintf(&text, "\n  round %d: rank %d to the %s: %s", move.Round, move.Rank, move.To, move.Why)
+				if i == 0 {
+					first = append(first, move.Round)
+				}
+				if rank := uint64(move.Rank); !slices.Contains(ranks, rank) {
+					ranks = append(ranks, rank)
+				}
+			}
+			if len(d.Moves) == 0 {
+				text.WriteString(" nobody is moved")
+			}
+			text.WriteString("\n")
+			moves = append(moves, len(d.Moves))
+		}
+		who := Cell{Text: numbers(ranks)}
+		if len(ranks) == 0 {
+			who = Cell{Text: "–", Mark: Absent}
+		}
+		t.Rows = append(t.Rows, Row{mode, []Cell{{Text: grouped(len(decided))}, between(moves), between(first), who}})
+	}
+	if len(t.Rows) == 0 {
+		return nil
+	}
+	return []Block{{Table: t}, {Listing: &Listing{"What the policy has decided" + of + ", and why", text.String()}}}
+}
+
+// between spells the smallest and the greatest of some numbers.
+func between(all []int) Cell {
+	if len(all) == 0 {
+		return Cell{Text: "–", Mark: Absent}
+	}
+	return Cell{Text: span(float64(slices.Min(all)), float64(slices.Max(all)), func(x float64) string { return strconv.Itoa(int(x)) })}
 }
 
 func (c *comparison) trafficTable(caption string, sc *results.ScenarioResult, job *results.JobResult) *Table {

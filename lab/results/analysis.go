@@ -76,7 +76,14 @@ type Cell struct {
 	Error                 float64 // the largest
 	Slots                 int
 	Memory                uint64
-	Open                  []Sample // of the first run in it
+	Open                  []Sample  // of the first run in it
+	Decided               []Decided // by run of those in it in which a policy decided
+}
+
+// Decided is what the policy decided in a run.
+type Decided struct {
+	Repetition int // from 0
+	Moves      []Move
 }
 
 // Cost is what a scenario's runs in a mode took from the machine.
@@ -315,6 +322,9 @@ func cell(i int, trials []trial) Cell {
 		seconds += j.Span
 		rounds += len(j.Comm[0])
 		c.Error = max(c.Error, j.Error)
+		if j.Moves != nil {
+			c.Decided = append(c.Decided, Decided{t.Repetition, j.Moves})
+		}
 		if f := mean(j.take(j.Floor)); f > 0 {
 			ofFloor = append(ofFloor, j.comm()/f)
 		}
