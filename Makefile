@@ -52,7 +52,7 @@ SCENARIOS ?= $(addprefix scenarios/,$(addsuffix .yaml,homogeneous slow-2 slow-4 
 REPEAT ?= 5
 
 .PHONY: bench
-bench: build ## compare ways of aggregating: five scenarios, six modes, ten minutes (needs root)
+bench: build ## compare ways of aggregating: five scenarios, eight modes, ten minutes (needs root)
 	$(call compare,$(SCENARIOS) --repeat $(REPEAT),bench)
 
 .PHONY: bench-full
