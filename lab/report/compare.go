@@ -18,6 +18,7 @@ const (
 	PaperLeast = 0.49
 	PaperMost  = 0.82
 	MaxWorse   = 0.02
+	MaxRegret  = 0.05 // by how much longer rounds may take than with the best static choice where a plan follows what is measured
 )
 
 // about says what a mode is.
@@ -54,6 +55,7 @@ func Compare(a *results.Analysis, more ...*Extra) *Document {
 	}
 	d := &Document{Title: "Ways of aggregating gradients, compared"}
 	d.Sections = append(d.Sections, c.answer(), c.claims(), c.sync())
+	d.Sections = append(d.Sections, c.regret()...)
 	if len(a.Scenarios) > 0 {
 		d.Sections = append(d.Sections, Section{ID: "scenarios", Title: "Scenarios", Level: 2, Blocks: []Block{{Paragraph: timesExplained}}})
 	}
@@ -451,6 +453,49 @@ func (c *comparison) sync() Section {
 	}
 	s.Blocks = append(s.Blocks, Block{Table: t})
 	return s
+}
+
+// regret holds modes whose plan follows what is measured against each static choice; there is no such section without both.
+func (c *comparison) regret() []Section {
+	t := &Table{Caption: "Mean time of a round in multiples of that with each static choice, with the interval of 95 %", Head: []string{"scenario", "mode", "round (ms)"}}
+	for _, static := range results.Static {
+		t.Head = append(t.Head, "of "+static)
+	}
+	t.Head = append(t.Head, "upper bound, of the best", fmt.Sprintf("at most %.0f %% more", 100*MaxRegret), fmt.Sprintf("alike ranks: at most %.0f %% more than switch", 100*MaxWorse))
+	for _, k := range c.cases {
+		for _, r := range k.job.Regrets {
+			mode := c.Modes[r.Mode]
+			row := Row{Head: c.name(k), Cells: []Cell{{Text: mode}, {Text: milliseconds(1 / k.job.Cells[r.Mode].Rate)}}}
+			worst, even := r.Worst(), Cell{Text: "–", Mark: Absent}
+			for _, static := range results.Static {
+				cell := Cell{Text: "–", Mark: Absent}
+				for other, e := range r.Of {
+					if way, _, _ := strings.Cut(c.Modes[other], "/"); way != static {
+						continue
+					}
+					cell = c.estimate(e)
+					if c.Modes[other] == results.Base && !k.scenario.Heterogeneous {
+						even = Cell{Text: e.AtMost(1 + MaxWorse).String()}
+					}
+				}
+				row.Cells = append(row.Cells, cell)
+			}
+			bound := Cell{Text: "–", Mark: Absent}
+			if !math.IsInf(worst, 1) && worst > 0 {
+				bound = Cell{Text: ratio(worst)}
+			}
+			row.Cells = append(row.Cells, bound, Cell{Text: r.AtMost(1 + MaxRegret).String()}, even)
+			t.Rows = append(t.Rows, row)
+		}
+	}
+	if len(t.Rows) == 0 {
+		return nil
+	}
+	return []Section{{ID: "regret", Title: "Does the policy choose well?", Level: 2, Blocks: []Block{
+		{Paragraph: "A plan that follows what is measured begins without knowing anything, and is held against every choice that stays as it is. Static hybrid is told who is " +
+			"slow. The mean time of a round is what all measured rounds together took, by their number. Each ratio is of pairs, as all ratios here; which static choice " +
+			"is the best is not looked up in the same measurements: the upper bound is the largest of all of them, so that it holds against each, whichever is the best."},
+		{Table: t}}}}
 }
 
 // gain spells what a ratio saves.
