@@ -51,6 +51,13 @@ func (d *devices) fill(s *telemetry.Snapshot, now time.Duration, job uint16) {
 	d.counts.Fill(s, now, job)
 }
 
+// total returns what the switch has counted of a rank, as far as anybody has looked.
+func (d *devices) total(job uint16, rank int) telemetry.Count {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.counts.Total(job, rank)
+}
+
 // watchDevices reads the counters of switch and servers as long as a policy wants to know, until ctx ends. What does not
 // answer is left out: its numbers are known until they are old.
 func (c *Controller) watchDevices(ctx context.Context) {
