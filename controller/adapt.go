@@ -55,9 +55,6 @@ func (j JobSpec) validateAdapt() error {
 	if j.Consistency.Mode == ModeAsync {
 		return fieldf("adapt", "the plan of an async job does not change while it runs; leave it out")
 	}
-	if j.Consistency.Mode == ModeQuorum && j.Adapt.MinSteered == 0 {
-		return fieldf("adapt.min_steered", "a quorum job needs a server that closes chunks without the missing ranks; set it to at least 1")
-	}
 	if _, err := j.Adapt.Compile(j.Ranks); err != nil {
 		return under("adapt", err)
 	}
@@ -220,6 +217,7 @@ func (c *Controller) observe(j *job, s *telemetry.Snapshot) {
 	s.Job = telemetry.Job{
 		Name: j.spec.Name, Size: float64(j.spec.Ranks), Mode: string(mode), Pool: float64(p.Pool),
 		Cohort: float64(bits.OnesCount64(p.Cohort)), Steered: float64(bits.OnesCount64(p.Steered)),
+		Quorum: float64(p.Quorum), Least: float64(j.spec.Consistency.Quorum), Wait: p.Wait.Seconds(),
 	}
 	s.Switch = telemetry.Switch{Slots: float64(c.intent.slots)}
 	if c.intent.slots > 0 {

@@ -33,6 +33,8 @@ type Input struct {
 	Ranks   int      // number of workers, 1..64
 	Servers []string // names of the aggregation servers there are
 	Slots   int      // slots of the switch that no job has leased
+	// MaxPool is the largest pool that the job gets where the rule asks for none, a power of two: its share of the switch. 0 = any.
+	MaxPool int
 	// Pool is what a job that runs already has leased: the slots per version of whatever plan it gets. 0 = it has none.
 	Pool int
 	// Quorum is how many ranks are enough for a result by what a job with a quorum was created with: its ranks take nothing

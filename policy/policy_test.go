@@ -78,6 +78,8 @@ func TestDecide(t *testing.T) {
 	place := Input{Job: "train", Ranks: 4, Servers: []string{"s0", "s1"}, Slots: 4096}
 	quorum := place
 	quorum.Quorum, quorum.Wait = 2, time.Millisecond
+	quota := place
+	quota.MaxPool = 8
 	for _, tt := range []struct {
 		name string
 		rule Static
@@ -107,6 +109,10 @@ func TestDecide(t *testing.T) {
 		{"no wait", Static{Mode: ModeServer, Servers: []string{"s0"}, Pool: 1, Wait: new(time.Duration(0))}, quorum,
 			Plan{Steered: 0b1111, Servers: []string{"s0"}, Pool: 1, Quorum: 2},
 			`rule static, mode server: of the 4 ranks of job "train" all (0-3) are steered to server s0; 2 of them are enough for a result, 0s after the first; pool 1 takes 4 of 4096 free slots`},
+		{"a quota", Static{}, quota, Plan{Cohort: 0b1111, Pool: 8},
+			`rule static, mode switch: of the 4 ranks of job "train" the switch sums all (0-3); pool 8 takes 32 of 4096 free slots`},
+		{"more than the quota", Static{Pool: 16}, quota, Plan{Cohort: 0b1111, Pool: 16},
+			`rule static, mode switch: of the 4 ranks of job "train" the switch sums all (0-3); pool 16 takes 64 of 4096 free slots`},
 	} {
 		got, err := tt.rule.Decide(tt.in)
 		if err != nil {

@@ -175,6 +175,9 @@ func (s Static) Decide(in Input) (Decision, error) {
 	}
 	if plan.Pool == 0 {
 		plan.Pool = defaultPool(plan)
+		if in.MaxPool != 0 {
+			plan.Pool = min(plan.Pool, in.MaxPool)
+		}
 	}
 	if need := SlotsPerPool * plan.Pool; need > in.Slots {
 		return Decision{}, &SlotsError{Pool: plan.Pool, Need: need, Free: in.Slots}

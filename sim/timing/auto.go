@@ -14,6 +14,8 @@ import (
 // epochDelay is how long after it has finished the last round of a plan a worker says so (worker.reportDelay).
 const epochDelay = 5 * time.Millisecond
 
+var dbg func(*auto, any)
+
 // auto has a job's plan follow what its ranks report, as the controller does (controller/adapt.go).
 type auto struct {
 	world   *world
@@ -116,6 +118,7 @@ func (a *auto) judge() {
 	s.Job = telemetry.Job{
 		Name: j.spec.Name, Size: float64(len(j.ranks)), Mode: string(j.consistency.Mode), Pool: float64(j.plan.Pool),
 		Cohort: float64(bits.OnesCount64(j.plan.Cohort)), Steered: float64(bits.OnesCount64(j.plan.Steered)),
+		Quorum: float64(j.plan.Quorum), Least: float64(j.consistency.Quorum), Wait: j.plan.Wait.Seconds(),
 	}
 	s.Switch = telemetry.Switch{Slots: float64(w.opts.Slots), SlotsFree: w.slotsFree()}
 	s.Servers = s.Servers[:0]
@@ -131,6 +134,9 @@ func (a *auto) judge() {
 	}
 	a.judged, a.round = true, s.Job.Round
 	d := a.engine.Step(s)
+	if dbg != nil {
+		dbg(a, d.Alternatives)
+	}
 	for _, m := range d.Moves {
 		a.moves = append(a.moves, Move{w.agenda.now, j.ranks[m.Rank].round, m})
 	}
