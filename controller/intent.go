@@ -55,6 +55,9 @@ const (
 type plan struct {
 	epoch    uint16
 	decision policy.Decision
+	// quorum is how many ranks are enough for a result, for as long as the epoch lasts: as many as were decided, or those that
+	// are there where they are fewer. 0 in a job without a quorum.
+	quorum int
 }
 
 // member is where a rank is: its host, and the UDP port that it receives at.
@@ -77,12 +80,25 @@ func (j *job) async() bool { return j.spec.Consistency.Mode == ModeAsync }
 // ranks returns the mask of all ranks.
 func (j *job) ranks() uint64 { return 1<<uint(j.spec.Ranks) - 1 }
 
-// enough returns the number of ranks without which the job cannot go on.
+// enough returns the number of ranks without which the job cannot go on, whatever its plan.
 func (j *job) enough() int {
 	if j.spec.Consistency.Mode == ModeQuorum {
 		return j.spec.Consistency.Quorum
 	}
 	return j.spec.Ranks
+}
+
+// newPlan returns a plan of the job while so many ranks are there. Workers take no smaller quorum than the job's own.
+func (j *job) newPlan(epoch uint16, d policy.Decision, there int) plan {
+	return plan{epoch, d, min(d.Quorum, max(there, j.spec.Consistency.Quorum))}
+}
+
+// explanation says why the plan is what it is.
+func (p plan) explanation() string {
+	if p.quorum < p.decision.Quorum {
+		return fmt.Sprintf("%s; only %d are there, which are enough until more are", p.decision.Explanation, p.quorum)
+	}
+	return p.decision.Explanation
 }
 
 // half returns the first slot of a plan's half of the lease. The pool is the same in every plan of a job.
@@ -187,7 +203,7 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 		return nil, &existsError{spec.Name}
 	}
 	rule := in.ruleOf(spec)
-	if spec.Adapt != nil && rule.Mode == policy.ModeServer {
+	if spec.Adapt != nil && rule.Mode == policy.ModeServer && spec.Consistency.Mode != ModeQuorum {
 		return nil, fieldf("policy.mode", "mode %q leaves nothing to move; begin with mode %q or %q, or leave out adapt", policy.ModeServer,
 			policy.ModeSwitch, policy.ModeHybrid)
 	}
@@ -197,7 +213,7 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 	}
 	free := in.slotsFree()
 	decision, err := first.Decide(policy.Input{
-		Job: spec.Name, Ranks: spec.Ranks, Servers: in.serverNames(), Slots: free,
+		Job: spec.Name, Ranks: spec.Ranks, Servers: in.serverNames(), Slots: free, Quorum: spec.Consistency.Quorum, Wait: spec.Consistency.Wait,
 	})
 	if err != nil {
 		return nil, err
@@ -205,7 +221,8 @@ func (in *intent) create(spec JobSpec) (*job, error) {
 	if err := spec.Consistency.allows(decision.Plan); err != nil {
 		return nil, err
 	}
-	j := &job{spec: spec, rule: rule, plan: plan{in.firstEpoch(), decision}}
+	j := &job{spec: spec, rule: rule}
+	j.plan = j.newPlan(in.firstEpoch(), decision, spec.Ranks)
 	var ok bool
 	if j.lease, ok = firstFit(in.taken(func(j *job) span { return j.lease }), 0, in.slots,
 		policy.SlotsPerPool*decision.Pool); !ok {
@@ -258,7 +275,7 @@ func (in *intent) renew(j *job) {
 		j.plan = j.change.to
 		j.change = nil
 	}
-	j.epoch = in.firstEpoch()
+	j.plan = j.newPlan(in.firstEpoch(), j.decision, j.spec.Ranks)
 }
 
 // freshID returns an id that no live job has, and that was not in use for as long as possible: ids go round.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -93,6 +94,10 @@ func ruleOf(p *api.Policy) *policy.Static {
 	}
 	for _, r := range p.GetSteer() {
 		rule.Steer = append(rule.Steer, int(r))
+	}
+	rule.Quorum = int(p.GetQuorum())
+	if p.WaitUs != nil {
+		rule.Wait = new(time.Duration(p.GetWaitUs()) * time.Microsecond)
 	}
 	return &rule
 }
@@ -273,6 +278,7 @@ func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*listener,
 		if meet.outdated(rank) {
 			c.recover(ctx, j, fmt.Sprintf("rank %d was away while the plan changed", rank))
 		}
+		c.raise(ctx, j, meet)
 		c.running.Go(c.trySave) // a controller that is restarted waits for it
 		return meet.listener(rank), nil
 	}
@@ -378,6 +384,9 @@ func (c *Controller) lose(ctx context.Context, meet *rendezvous, rank int, goes 
 		c.recover(ctx, j, rec.reason) // without it
 	case meet.state == stateRunning && meet.absent()>>rank&1 != 0:
 		c.log.Warn("rank is gone; the others go on", "job", meet.job, "rank", rank, "gone", policy.FormatMask(meet.absent()))
+		if j != nil {
+			c.lower(ctx, j, meet)
+		}
 	}
 	c.links.announce() // a change of plan may have waited for it
 }
@@ -390,6 +399,8 @@ func (c *Controller) readyEvent(l *listener) *api.Ready {
 	if j == nil {
 		return nil
 	}
+	consistency := j.spec.Consistency.proto()
+	consistency.WaitUs = microsOf(j.decision.Wait)
 	return &api.Ready{
 		Job:        uint32(j.id),
 		Epoch:      uint32(j.epoch),
@@ -403,7 +414,7 @@ func (c *Controller) readyEvent(l *listener) *api.Ready {
 		AllReduces: l.seat.allReduces,
 		Returns:    l.seat.returns,
 
-		Consistency: j.spec.Consistency.proto(),
+		Consistency: consistency,
 		Depth:       uint32(j.spec.Depth),
 	}
 }
@@ -487,7 +498,7 @@ func (c *Controller) describe(j *job) *api.Job {
 		Pool:        uint32(j.decision.Pool),
 		Cohort:      j.decision.Cohort,
 		Servers:     j.decision.Servers,
-		Explanation: j.decision.Explanation,
+		Explanation: j.explanation(),
 		Joined:      meet.joined(),
 		Left:        meet.left,
 		Gone:        meet.absent(),
@@ -498,6 +509,8 @@ func (c *Controller) describe(j *job) *api.Job {
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),
 		Change:      describeChange(j.change, meet),
+		Quorum:      uint32(j.quorum),
+		WaitUs:      microsOf(j.decision.Wait),
 	}
 	switch {
 	case meet.err != nil:

@@ -14,7 +14,6 @@ import (
 	"xagg/policy"
 	"xagg/policy/adapt"
 	"xagg/policy/cases"
-	"xagg/policy/rules"
 	"xagg/policy/telemetry"
 	"xagg/policy/trace"
 )
@@ -39,7 +38,7 @@ func newPolicyRulesCommand(env *env) *cobra.Command {
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				src, err := rules.Source(args[0])
+				src, err := adapt.Source(args[0])
 				if err != nil {
 					return usagef("%w", err)
 				}
@@ -47,8 +46,10 @@ func newPolicyRulesCommand(env *env) *cobra.Command {
 				return nil
 			}
 			t := tabwriter.NewWriter(env.stdout, 0, 0, 2, ' ', 0)
-			for _, name := range rules.Names() {
-				r, err := rules.Shipped(name)
+			for _, name := range adapt.Names() {
+				c := adapt.DefaultConfig()
+				c.Rule = name
+				r, err := c.Compile(0)
 				if err != nil {
 					return err
 				}

@@ -283,8 +283,8 @@ func (j *Job) checkConsistency(field string) error {
 	switch {
 	case q.Ranks < 1 || q.Ranks > j.Ranks:
 		return fieldf(field+".ranks", "%d is outside 1..%d", q.Ranks, j.Ranks)
-	case q.Wait < 0 || q.Wait > controller.MaxWait || q.Wait%time.Microsecond != 0:
-		return fieldf(field+".wait", "%v is outside 0s..%v, or not in whole microseconds", q.Wait, controller.MaxWait)
+	case q.Wait < 0 || q.Wait > policy.MaxWait || q.Wait%time.Microsecond != 0:
+		return fieldf(field+".wait", "%v is outside 0s..%v, or not in whole microseconds", q.Wait, policy.MaxWait)
 	case q.Rounds != 0 && (q.Rounds < 2*j.Depth || q.Rounds > controller.MaxRounds || q.Rounds&(q.Rounds-1) != 0):
 		return fieldf(field+".rounds", "%d is not a power of two from twice the depth, %d, to %d", q.Rounds, 2*j.Depth, controller.MaxRounds)
 	}
