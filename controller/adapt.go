@@ -356,7 +356,7 @@ func (s *service) Record(req *api.RecordRequest, stream grpc.ServerStreamingServ
 	if a == nil {
 		c.mu.Unlock()
 		return status.Errorf(codes.FailedPrecondition, "the plan of job %q follows nothing that is measured; give it a policy: "+
-			"'xagg job adapt %[1]s --policy outlier', with dry_run to record only", j.spec.Name)
+			"'xagg job adapt %[1]s --policy cost-model', with dry_run to record only", j.spec.Name)
 	}
 	r := &reader{lines: make(chan []byte, recordBuffer)}
 	r.lines <- bytes.TrimSuffix(a.header(j), []byte("\n"))
