@@ -49,7 +49,7 @@ var modes = []struct {
 }
 
 // DefaultModes are the modes that are compared unless others are asked for.
-var DefaultModes = []Mode{"tcp", "ring", "switch", "server", "hybrid", "hybrid/quorum"}
+var DefaultModes = []Mode{"tcp", "ring", "switch", "server", "hybrid", "auto", "hybrid/quorum", "auto/quorum"}
 
 // Modes returns all modes.
 func Modes() []Mode {

@@ -142,6 +142,24 @@ func (s *Scenario) checkJob(i int, field string) error {
 			return err
 		}
 	}
+	for k, e := range j.Compute.Episodes {
+		at := fmt.Sprintf("%s.compute.episodes[%d]", field, k)
+		switch {
+		case e.Rank < 0 || e.Rank >= j.Ranks:
+			return fieldf(at+".rank", "there is no rank %d; want 0..%d", e.Rank, j.Ranks-1)
+		case !isFactor(e.Factor):
+			return fieldf(at+".factor", "%g is outside 1..%d", e.Factor, MaxSlow)
+		case e.From < 0 || e.From >= s.Rounds:
+			return fieldf(at+".from", "%d is none of the measured rounds, 0..%d", e.From, s.Rounds-1)
+		case e.To <= e.From || e.To > s.Rounds:
+			return fieldf(at+".to", "%d is outside %d..%d: it is the round before which the episode is over", e.To, e.From+1, s.Rounds)
+		}
+		for n, o := range j.Compute.Episodes[:k] {
+			if o.Rank == e.Rank && o.From < e.To && e.From < o.To {
+				return fieldf(at, "it overlaps episodes[%d] of the same rank, %d", n, e.Rank)
+			}
+		}
+	}
 	for _, rank := range slices.Sorted(maps.Keys(j.Links)) {
 		if err := checkRate(fmt.Sprintf("%s.links.%d", field, rank), j.Links[rank]); err != nil {
 			return err

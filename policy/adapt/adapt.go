@@ -13,6 +13,7 @@ import (
 
 	"xagg/policy"
 	"xagg/policy/cost"
+	"xagg/policy/rules"
 	"xagg/policy/telemetry"
 )
 
@@ -240,12 +241,13 @@ func (e *Engine) Step(s *telemetry.Snapshot) Decision {
 	return d
 }
 
-// judge notes on which side of the thresholds ranks are, once a round.
+// judge notes on which side of the thresholds ranks are. Ranks report ten times a second: where rounds are shorter, a snapshot counts for
+// all the rounds since the one before, but for no more than half of those that a threshold wants, so that none moves a rank by itself.
 func (e *Engine) judge(s *telemetry.Snapshot, v verdict, d *Decision) {
-	fresh := !e.state.Judged && s.Job.Rounds > 0 || e.state.Judged && s.Job.Round != e.state.Round
-	if fresh {
+	n := e.passed(s)
+	if n > 0 {
 		e.state.Judged, e.state.Round = true, s.Job.Round
-		e.state.Steady++
+		e.state.Steady += n
 		if v.late&^e.state.Late != 0 {
 			e.state.Steady = 0
 		}
@@ -255,19 +257,32 @@ func (e *Engine) judge(s *telemetry.Snapshot, v verdict, d *Decision) {
 	for i := range e.state.Ranks {
 		r, w := &e.state.Ranks[i], &d.Ranks[i]
 		w.Score, w.When = v.scores[i], v.holds == nil || v.holds[i]
-		if fresh {
-			r.Enter, r.Leave = r.Enter<<1, r.Leave<<1
-			if w.When && w.Score > e.rule.Enter.Above {
-				r.Enter |= 1
-			}
-			if !w.When || w.Score < e.rule.Leave.Below {
-				r.Leave |= 1
-			}
-			r.Rounds++
-		}
+		r.Enter = note(r.Enter, min(n, (e.rule.Enter.For+1)/2), w.When && w.Score > e.rule.Enter.Above)
+		r.Leave = note(r.Leave, min(n, (e.rule.Leave.For+1)/2), !w.When || w.Score < e.rule.Leave.Below)
+		r.Rounds += n
 		w.Enter = bits.OnesCount64(r.Enter & newest(e.rule.Enter.Of))
 		w.Leave = bits.OnesCount64(r.Leave & newest(e.rule.Leave.Of))
 	}
+}
+
+// passed returns for how many rounds a snapshot is news: 0 if it tells of none.
+func (e *Engine) passed(s *telemetry.Snapshot) int {
+	switch {
+	case !e.state.Judged:
+		return int(min(s.Job.Rounds, 1))
+	case s.Job.Round == e.state.Round:
+		return 0
+	}
+	return int(min(max(s.Job.Round-e.state.Round, 1), rules.MaxOf)) // numbers of rounds wrap around
+}
+
+// note adds n rounds to a history in which bits stand for rounds, the newest in bit 0.
+func note(history uint64, n int, beyond bool) uint64 {
+	history <<= n
+	if beyond {
+		history |= 1<<n - 1
+	}
+	return history
 }
 
 // newest is the mask of the last n rounds.

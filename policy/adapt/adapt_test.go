@@ -83,6 +83,35 @@ func TestReacts(t *testing.T) {
 	}
 }
 
+// TestFastRounds: where several rounds pass from one snapshot to the next they count as so many, and yet no snapshot moves a rank by itself.
+func TestFastRounds(t *testing.T) {
+	for _, tt := range []struct {
+		rounds      float64 // from one snapshot to the next
+		there, back int     // snapshots until a rank is steered, and until it is back
+	}{{1, 3, 4}, {2, 2, 2}, {3, 2, 2}, {1000, 2, 2}, {-5, 3, 4}} { // numbers of rounds begin anew where a job recovers
+		l := DefaultLimits()
+		l.Dwell = 0
+		w := world{engine: New(4, threshold(t), l), round: 1e4}
+		now := 0.0
+		until := func(to uint64, score float64) (n int) {
+			for ; w.steered != to; n++ {
+				now++
+				w.round += tt.rounds - 1
+				w.step(now, 0, 0, 0, score)
+			}
+			return n
+		}
+		now++
+		w.step(now, 0, 0, 0, 0)
+		if there := until(1<<3, 4); there != tt.there {
+			t.Errorf("%g rounds between snapshots: steered after %d snapshots, want %d", tt.rounds, there, tt.there)
+		}
+		if back := until(0, 0); back != tt.back {
+			t.Errorf("%g rounds between snapshots: back after %d snapshots, want %d", tt.rounds, back, tt.back)
+		}
+	}
+}
+
 // TestHeld: who may not move is told why.
 func TestHeld(t *testing.T) {
 	for _, tt := range []struct {
