@@ -249,8 +249,8 @@ func TestQuorumOfLaterRounds(t *testing.T) {
 		}
 	}
 	r.until("the plan changes", func() bool { return r.job("q").Change.GetQuorum() == 3 })
-	r.wants(job, 5, 3, 1000)
 	r.changed(job.Id, 5, stations)
+	r.wants(job, 5, 3, 1000)
 	if j := r.job("q"); j.Epoch != 5 || j.Quorum != 3 || j.Recovery != "" {
 		t.Errorf("job is %v", j)
 	}
