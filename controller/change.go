@@ -70,8 +70,9 @@ type changeError struct{ msg string }
 
 func (e *changeError) Error() string { return e.msg }
 
-// replan decides a job's next plan, which has the pool that the job has leased. same is true when it is the one that the
-// job has. Errors: [*policy.FieldError] and *changeError.
+// replan decides a job's next plan, which has the pool that the job has leased. Where the rule names no servers, those are chosen
+// that have room. same is true when it is the plan that the job has. Errors: [*policy.FieldError], *changeError and
+// [*place.ShortError].
 func (in *intent) replan(j *job, rule policy.Static) (d policy.Decision, same bool, err error) {
 	if j.recovering != recoverNot {
 		return d, false, &changeError{fmt.Sprintf("it recovers from a loss; wait until that is done: see 'xagg job show %s'", j.spec.Name)}
@@ -80,10 +81,15 @@ func (in *intent) replan(j *job, rule policy.Static) (d policy.Decision, same bo
 		return d, false, &changeError{fmt.Sprintf("its plan is changing from epoch %d to %d already; wait until that is done: see 'xagg job show %s'",
 			c.from.epoch, c.to.epoch, j.spec.Name)}
 	}
-	d, err = rule.Decide(policy.Input{
+	if len(rule.Servers) == 0 {
+		placed, err := in.deal(j.spec, rule, j)
+		if err != nil {
+			return d, false, err
+		}
+		d = placed.Decision
+	} else if d, err = rule.Decide(policy.Input{
 		Job: j.spec.Name, Ranks: j.spec.Ranks, Servers: in.serverNames(), Pool: j.decision.Pool,
-	})
-	if err != nil {
+	}); err != nil {
 		return d, false, err
 	}
 	if err := j.spec.Consistency.allows(d.Plan); err != nil {

@@ -67,6 +67,7 @@ func (c *Controller) steer(ctx context.Context, name string, rule policy.Static)
 	if c.intent.byID(meet.id) != j {
 		return fail(status.Error(codes.Aborted, "it was removed or began anew meanwhile"))
 	}
+	j.settle(decision.Plan)
 	j.rule = c.intent.ruleOf(j.spec) // what the configuration says now was overruled
 	c.running.Go(c.trySave)
 	return c.describe(j), nil
