@@ -52,12 +52,20 @@ SCENARIOS ?= $(addprefix scenarios/,$(addsuffix .yaml,homogeneous slow-2 slow-4 
 REPEAT ?= 5
 
 .PHONY: bench
-bench: build ## compare ways of aggregating: five scenarios, six modes, ten minutes (needs root)
+bench: build ## compare ways of aggregating: five scenarios, eight modes, ten minutes (needs root)
 	$(call compare,$(SCENARIOS) --repeat $(REPEAT),bench)
 
 .PHONY: bench-full
 bench-full: build ## compare all ways of aggregating in all scenarios (needs root)
 	$(call compare,scenarios/*.yaml --modes all --repeat $(REPEAT),bench-full)
+
+REGRET ?= $(addprefix scenarios/,$(addsuffix .yaml,homogeneous slow-4 link-25))
+REGRET_MODES := switch,server,hybrid,auto,server/quorum,hybrid/quorum,auto/quorum
+PAIRS ?= 10
+
+.PHONY: bench-regret
+bench-regret: build ## hold plans that follow what is measured against every static choice (needs root)
+	$(call compare,$(REGRET) --modes $(REGRET_MODES) --rounds 30 --repeat $(PAIRS),bench-regret)
 
 .PHONY: bench-mininet
 bench-mininet: build ## the same five in Mininet, with each switch that is there (needs root and Debian's mininet)

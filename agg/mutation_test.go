@@ -390,6 +390,7 @@ var mutants = []mutant{
 	{"window: probes become frequent when the round moves", "window.go", "	w.interval /= 4\n", ""},
 	{"window: no probe while the round moves", "window.go", "now + max(w.interval, w.rtt.rto)", "now"},
 	{"window: polls do not come at once", "window.go", "w.nextPoll = now + pollGap", "w.nextPoll = now"},
+	{"window: wait as told", "window.go", "w.cfg.Wait = wait", "_ = wait"},
 	{"window: Karn", "window.go", "case c.sends > 1:", "case false:"},
 	{"window: who was last measures the network", "window.go", "case h.Rank != w.cfg.Rank:", "case false:"},
 	{"rtt: at most", "rtt.go", "min(max(e.srtt+4*e.variance, rtoMin), rtoMax)", "max(e.srtt+4*e.variance, rtoMin)"},

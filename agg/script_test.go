@@ -407,7 +407,7 @@ func (s *serverScript) run(cmd string, a *args) string {
 	return ""
 }
 
-// windowScript: window, begin, next (all that is due), at, rto, epoch, result, ack, wait, nack, missing, stats.
+// windowScript: window, begin, next (all that is due), at, rto, epoch, result, ack, wait, nack, waits, missing, stats.
 // t= sets the clock before the command.
 type windowScript struct {
 	*Window
@@ -474,6 +474,8 @@ func (s *windowScript) run(cmd string, a *args) string {
 			}
 		}
 		return s.Handle(s.now, h).String() + "\n"
+	case "waits":
+		s.SetWait(a.time("wait"))
 	case "missing":
 		ranks, first, chunks := s.Missing()
 		return fmt.Sprintf("ranks %s, %d chunks from %d on, done %v\n", showMask(ranks), chunks, first, s.Done())

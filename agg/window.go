@@ -23,8 +23,8 @@ type WindowConfig struct {
 	Depth int
 	// Round and Seq are what the first round and its chunk 0 are numbered: not 0 for a rank that comes back to a job.
 	Round, Seq uint32
-	// Quorum is the number of ranks that are enough for a RESULT, 0 = all, and Wait how long aggregators keep a chunk open
-	// for more.
+	// Quorum is the least number of ranks that are enough for a RESULT, whatever the plan, 0 = all, and Wait how long aggregators
+	// keep a chunk open for more, as far as is known: see [Window.SetWait].
 	Quorum int
 	Wait   time.Duration
 	// Async is set when a RESULT answers a contribution at once: nobody waits for anybody, but a WAIT says that the
@@ -152,6 +152,10 @@ func NewWindow(cfg WindowConfig) *Window {
 		rtt:      newRTT(),
 	}
 }
+
+// SetWait sets how long aggregators keep a chunk open for more. It decides when the window asks again, and nothing else: one that
+// is too long closes chunks late, one that is too short asks in vain.
+func (w *Window) SetWait(wait time.Duration) { w.cfg.Wait = wait }
 
 // MayBegin reports whether a round may begin: fewer than Depth are under way, and of all rounds that are Depth or more
 // before it every RESULT is in.

@@ -305,11 +305,13 @@ func (x *ServerStatus) GetReasons() map[string]uint64 {
 
 type Policy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Rule          string                 `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`           // "static"
-	Mode          string                 `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`           // "switch", "server" or "hybrid"
-	Steer         []uint32               `protobuf:"varint,3,rep,packed,name=steer,proto3" json:"steer,omitempty"` // hybrid: the ranks that go to a server
-	Servers       []string               `protobuf:"bytes,4,rep,name=servers,proto3" json:"servers,omitempty"`     // names; empty = all
-	Pool          uint32                 `protobuf:"varint,5,opt,name=pool,proto3" json:"pool,omitempty"`          // slots per version, a power of two; 0 = the default
+	Rule          string                 `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`                          // "static"
+	Mode          string                 `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`                          // "switch", "server" or "hybrid"
+	Steer         []uint32               `protobuf:"varint,3,rep,packed,name=steer,proto3" json:"steer,omitempty"`                // hybrid: the ranks that go to a server
+	Servers       []string               `protobuf:"bytes,4,rep,name=servers,proto3" json:"servers,omitempty"`                    // names; empty = all
+	Pool          uint32                 `protobuf:"varint,5,opt,name=pool,proto3" json:"pool,omitempty"`                         // slots per version, a power of two; 0 = the default
+	Quorum        uint32                 `protobuf:"varint,6,opt,name=quorum,proto3" json:"quorum,omitempty"`                     // of a quorum job: ranks that are enough, from the job's own to all; 0 = the job's own
+	WaitUs        *uint32                `protobuf:"varint,7,opt,name=wait_us,json=waitUs,proto3,oneof" json:"wait_us,omitempty"` // of a quorum job: how long a chunk is kept open for more, in microseconds; absent = the job's own
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -375,6 +377,20 @@ func (x *Policy) GetServers() []string {
 func (x *Policy) GetPool() uint32 {
 	if x != nil {
 		return x.Pool
+	}
+	return 0
+}
+
+func (x *Policy) GetQuorum() uint32 {
+	if x != nil {
+		return x.Quorum
+	}
+	return 0
+}
+
+func (x *Policy) GetWaitUs() uint32 {
+	if x != nil && x.WaitUs != nil {
+		return *x.WaitUs
 	}
 	return 0
 }
@@ -749,7 +765,8 @@ func (x *TraceLine) GetJson() []byte {
 	return nil
 }
 
-// Consistency says what a result is the sum of. It stays for a job's life.
+// Consistency says what a result is the sum of. It stays for a job's life, but for what a plan may say: a larger quorum than
+// this one, and another wait.
 type Consistency struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Mode          string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`                    // "sync" (or empty), "quorum" or "async"
@@ -846,6 +863,8 @@ type Job struct {
 	Gone          uint64                 `protobuf:"varint,17,opt,name=gone,proto3" json:"gone,omitempty"`                               // mask of the ranks of a quorum job that are not there at present
 	Recovery      string                 `protobuf:"bytes,18,opt,name=recovery,proto3" json:"recovery,omitempty"`                        // what a recovery that is under way waits for, in words; empty = there is none
 	Awaited       uint64                 `protobuf:"varint,19,opt,name=awaited,proto3" json:"awaited,omitempty"`                         // mask of the ranks that have not come back yet to a controller that was restarted
+	Quorum        uint32                 `protobuf:"varint,21,opt,name=quorum,proto3" json:"quorum,omitempty"`                           // ranks that are enough for a result under the plan: fewer than it says where fewer are there; 0 = no quorum
+	WaitUs        uint32                 `protobuf:"varint,22,opt,name=wait_us,json=waitUs,proto3" json:"wait_us,omitempty"`             // and how long a chunk is kept open for more, in microseconds
 	Weight        uint32                 `protobuf:"varint,23,opt,name=weight,proto3" json:"weight,omitempty"`                           // its share of switch slots beside other jobs
 	QuotaSlots    uint32                 `protobuf:"varint,24,opt,name=quota_slots,json=quotaSlots,proto3" json:"quota_slots,omitempty"` // slots of the switch that the weight entitles it to, as jobs are now
 	Note          string                 `protobuf:"bytes,20,opt,name=note,proto3" json:"note,omitempty"`                                // in what the configuration would have it otherwise, in words; empty = in nothing
@@ -1010,6 +1029,20 @@ func (x *Job) GetAwaited() uint64 {
 	return 0
 }
 
+func (x *Job) GetQuorum() uint32 {
+	if x != nil {
+		return x.Quorum
+	}
+	return 0
+}
+
+func (x *Job) GetWaitUs() uint32 {
+	if x != nil {
+		return x.WaitUs
+	}
+	return 0
+}
+
 func (x *Job) GetWeight() uint32 {
 	if x != nil {
 		return x.Weight
@@ -1047,6 +1080,8 @@ type Change struct {
 	Explanation   string                 `protobuf:"bytes,4,opt,name=explanation,proto3" json:"explanation,omitempty"`           // why the policy decided so
 	Behind        uint64                 `protobuf:"varint,5,opt,name=behind,proto3" json:"behind,omitempty"`                    // mask of the ranks that have not finished the last round of the old plan
 	WaitsFor      string                 `protobuf:"bytes,6,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"` // what the change waits for, in words
+	Quorum        uint32                 `protobuf:"varint,7,opt,name=quorum,proto3" json:"quorum,omitempty"`                    // as in Job, of the new plan
+	WaitUs        uint32                 `protobuf:"varint,8,opt,name=wait_us,json=waitUs,proto3" json:"wait_us,omitempty"`      // likewise
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1121,6 +1156,20 @@ func (x *Change) GetWaitsFor() string {
 		return x.WaitsFor
 	}
 	return ""
+}
+
+func (x *Change) GetQuorum() uint32 {
+	if x != nil {
+		return x.Quorum
+	}
+	return 0
+}
+
+func (x *Change) GetWaitUs() uint32 {
+	if x != nil {
+		return x.WaitUs
+	}
+	return 0
 }
 
 type RemoveJobRequest struct {
@@ -1204,9 +1253,11 @@ func (*RemoveJobReply) Descriptor() ([]byte, []int) {
 }
 
 type SteerRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`       // name
-	Policy        *Policy                `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"` // its pool, if set, must be the job's: the pool stays what it was when the job was created
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"` // name
+	// Its pool, if set, must be the job's: the pool stays what it was when the job was created. A quorum or a wait that is left out
+	// stays what it is, and so does who sums where nothing but these is given.
+	Policy        *Policy `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1610,8 +1661,10 @@ func (x *Progress) GetKey() string {
 }
 
 type ReportReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	EveryMs       uint32                 `protobuf:"varint,1,opt,name=every_ms,json=everyMs,proto3" json:"every_ms,omitempty"` // how often the controller wants to hear of rounds; 0 = not at all
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	EveryMs uint32                 `protobuf:"varint,1,opt,name=every_ms,json=everyMs,proto3" json:"every_ms,omitempty"` // how often the controller wants to hear of rounds; 0 = not at all
+	// Quorum: how long aggregators keep a chunk open for more under the newest plan, so that a worker knows when to ask again.
+	WaitUs        *uint32 `protobuf:"varint,2,opt,name=wait_us,json=waitUs,proto3,oneof" json:"wait_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1649,6 +1702,13 @@ func (*ReportReply) Descriptor() ([]byte, []int) {
 func (x *ReportReply) GetEveryMs() uint32 {
 	if x != nil {
 		return x.EveryMs
+	}
+	return 0
+}
+
+func (x *ReportReply) GetWaitUs() uint32 {
+	if x != nil && x.WaitUs != nil {
+		return *x.WaitUs
 	}
 	return 0
 }
@@ -1844,7 +1904,7 @@ type Ready struct {
 	MaxChunks     uint32                 `protobuf:"varint,5,opt,name=max_chunks,json=maxChunks,proto3" json:"max_chunks,omitempty"`
 	ServiceIp     string                 `protobuf:"bytes,6,opt,name=service_ip,json=serviceIp,proto3" json:"service_ip,omitempty"`
 	ServiceMac    string                 `protobuf:"bytes,7,opt,name=service_mac,json=serviceMac,proto3" json:"service_mac,omitempty"`
-	Consistency   *Consistency           `protobuf:"bytes,8,opt,name=consistency,proto3" json:"consistency,omitempty"` // with its defaults filled in
+	Consistency   *Consistency           `protobuf:"bytes,8,opt,name=consistency,proto3" json:"consistency,omitempty"` // with its defaults filled in, and the wait of the plan
 	Depth         uint32                 `protobuf:"varint,9,opt,name=depth,proto3" json:"depth,omitempty"`
 	Round         uint32                 `protobuf:"varint,10,opt,name=round,proto3" json:"round,omitempty"`                             // the first one that this worker takes part in: not 0 for one that comes back
 	Seq           uint32                 `protobuf:"varint,11,opt,name=seq,proto3" json:"seq,omitempty"`                                 // of that round's chunk 0
@@ -3936,13 +3996,17 @@ const file_xagg_proto_rawDesc = "" +
 	"\areasons\x18\x06 \x03(\v2\".xagg.v1.ServerStatus.ReasonsEntryR\areasons\x1a:\n" +
 	"\fReasonsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"t\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xb6\x01\n" +
 	"\x06Policy\x12\x12\n" +
 	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x14\n" +
 	"\x05steer\x18\x03 \x03(\rR\x05steer\x12\x18\n" +
 	"\aservers\x18\x04 \x03(\tR\aservers\x12\x12\n" +
-	"\x04pool\x18\x05 \x01(\rR\x04pool\"\xfe\x01\n" +
+	"\x04pool\x18\x05 \x01(\rR\x04pool\x12\x16\n" +
+	"\x06quorum\x18\x06 \x01(\rR\x06quorum\x12\x1c\n" +
+	"\await_us\x18\a \x01(\rH\x00R\x06waitUs\x88\x01\x01B\n" +
+	"\n" +
+	"\b_wait_us\"\xfe\x01\n" +
 	"\x10CreateJobRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ranks\x18\x02 \x01(\rR\x05ranks\x12\x1b\n" +
@@ -3973,7 +4037,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\x06quorum\x18\x02 \x01(\rR\x06quorum\x12\x17\n" +
 	"\await_us\x18\x03 \x01(\rR\x06waitUs\x12\x1c\n" +
 	"\tstaleness\x18\x04 \x01(\rR\tstaleness\x12\x16\n" +
-	"\x06rounds\x18\x05 \x01(\rR\x06rounds\"\xbb\x04\n" +
+	"\x06rounds\x18\x05 \x01(\rR\x06rounds\"\xec\x04\n" +
 	"\x03Job\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x14\n" +
@@ -3994,18 +4058,22 @@ const file_xagg_proto_rawDesc = "" +
 	"\x04gone\x18\x11 \x01(\x04R\x04gone\x12\x1a\n" +
 	"\brecovery\x18\x12 \x01(\tR\brecovery\x12\x18\n" +
 	"\aawaited\x18\x13 \x01(\x04R\aawaited\x12\x16\n" +
+	"\x06quorum\x18\x15 \x01(\rR\x06quorum\x12\x17\n" +
+	"\await_us\x18\x16 \x01(\rR\x06waitUs\x12\x16\n" +
 	"\x06weight\x18\x17 \x01(\rR\x06weight\x12\x1f\n" +
 	"\vquota_slots\x18\x18 \x01(\rR\n" +
 	"quotaSlots\x12\x12\n" +
 	"\x04note\x18\x14 \x01(\tR\x04note\x12'\n" +
-	"\x06change\x18\x0e \x01(\v2\x0f.xagg.v1.ChangeR\x06change\"\xa7\x01\n" +
+	"\x06change\x18\x0e \x01(\v2\x0f.xagg.v1.ChangeR\x06change\"\xd8\x01\n" +
 	"\x06Change\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\rR\x05epoch\x12\x16\n" +
 	"\x06cohort\x18\x02 \x01(\x04R\x06cohort\x12\x18\n" +
 	"\aservers\x18\x03 \x03(\tR\aservers\x12 \n" +
 	"\vexplanation\x18\x04 \x01(\tR\vexplanation\x12\x16\n" +
 	"\x06behind\x18\x05 \x01(\x04R\x06behind\x12\x1b\n" +
-	"\twaits_for\x18\x06 \x01(\tR\bwaitsFor\"&\n" +
+	"\twaits_for\x18\x06 \x01(\tR\bwaitsFor\x12\x16\n" +
+	"\x06quorum\x18\a \x01(\rR\x06quorum\x12\x17\n" +
+	"\await_us\x18\b \x01(\rR\x06waitUs\"&\n" +
 	"\x10RemoveJobRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x10\n" +
 	"\x0eRemoveJobReply\"I\n" +
@@ -4044,9 +4112,12 @@ const file_xagg_proto_rawDesc = "" +
 	"\amissing\x18\x05 \x01(\x04R\amissing\x12\x1b\n" +
 	"\tat_server\x18\x06 \x01(\bR\batServer\x12\x15\n" +
 	"\x06for_us\x18\a \x01(\x04R\x05forUs\x12\x10\n" +
-	"\x03key\x18\b \x01(\tR\x03key\"(\n" +
+	"\x03key\x18\b \x01(\tR\x03key\"R\n" +
 	"\vReportReply\x12\x19\n" +
-	"\bevery_ms\x18\x01 \x01(\rR\aeveryMs\"\x86\x01\n" +
+	"\bevery_ms\x18\x01 \x01(\rR\aeveryMs\x12\x1c\n" +
+	"\await_us\x18\x02 \x01(\rH\x00R\x06waitUs\x88\x01\x01B\n" +
+	"\n" +
+	"\b_wait_us\"\x86\x01\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x0e\n" +
@@ -4417,6 +4488,8 @@ func file_xagg_proto_init() {
 	if File_xagg_proto != nil {
 		return
 	}
+	file_xagg_proto_msgTypes[4].OneofWrappers = []any{}
+	file_xagg_proto_msgTypes[21].OneofWrappers = []any{}
 	file_xagg_proto_msgTypes[23].OneofWrappers = []any{
 		(*JoinEvent_Ready)(nil),
 		(*JoinEvent_Abort)(nil),

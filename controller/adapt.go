@@ -56,9 +56,6 @@ func (j JobSpec) validateAdapt() error {
 	if j.Consistency.Mode == ModeAsync {
 		return fieldf("adapt", "the plan of an async job does not change while it runs; leave it out")
 	}
-	if j.Consistency.Mode == ModeQuorum && j.Adapt.MinSteered == 0 {
-		return fieldf("adapt.min_steered", "a quorum job needs a server that closes chunks without the missing ranks; set it to at least 1")
-	}
 	if _, err := j.Adapt.Compile(j.Ranks); err != nil {
 		return under("adapt", err)
 	}
@@ -182,18 +179,9 @@ func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.
 	for _, m := range d.Moves {
 		c.log.Info("policy moves a rank", "job", j.spec.Name, "rank", m.Rank, "to", m.To, "rule", d.Rule, "why", m.Why, "dry_run", d.DryRun)
 	}
-	if d.Steered == j.decision.Steered {
+	rule, same := j.decided(&d)
+	if same {
 		return
-	}
-	rule := policy.Static{Mode: policy.ModeSwitch}
-	rule.Servers = j.homes
-	if d.Steered != 0 {
-		rule.Mode = policy.ModeHybrid
-		for m := d.Steered; m != 0; m &= m - 1 {
-			rule.Steer = append(rule.Steer, bits.TrailingZeros64(m))
-		}
-	} else {
-		rule.Servers = nil
 	}
 	a.steering = true
 	name, id := j.spec.Name, j.id
@@ -209,6 +197,14 @@ func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.
 	})
 }
 
+// decided returns the rule of the plan that a policy has decided on; same is true when the job has it already.
+func (j *job) decided(d *adapt.Decision) (rule policy.Static, same bool) {
+	next := d.Apply(j.decision.Plan)
+	same = next.Equal(j.decision.Plan)
+	next.Servers = j.homes
+	return next.Rule(), same
+}
+
 // observe fills in of a snapshot what the controller itself knows. c.mu is held.
 func (c *Controller) observe(j *job, s *telemetry.Snapshot) {
 	p := &j.decision.Plan
@@ -219,6 +215,7 @@ func (c *Controller) observe(j *job, s *telemetry.Snapshot) {
 	s.Job = telemetry.Job{
 		Name: j.spec.Name, Size: float64(j.spec.Ranks), Mode: string(mode), Pool: float64(p.Pool),
 		Cohort: float64(bits.OnesCount64(p.Cohort)), Steered: float64(bits.OnesCount64(p.Steered)),
+		Quorum: float64(p.Quorum), Least: float64(j.spec.Consistency.Quorum), Wait: p.Wait.Seconds(),
 	}
 	s.Switch = telemetry.Switch{Slots: float64(c.intent.slots)}
 	if c.intent.slots > 0 {
@@ -294,7 +291,7 @@ func (s *service) Adapt(_ context.Context, req *api.AdaptRequest) (*api.Job, err
 	spec := j.spec
 	spec.Adapt = a
 	err = spec.validateAdapt()
-	if err == nil && a != nil && j.decision.Cohort == 0 {
+	if err == nil && a != nil && j.decision.Cohort == 0 && spec.Consistency.Mode != ModeQuorum {
 		err = fieldf("adapt", "servers sum all ranks of the job, which leaves nothing to move; first steer it to mode %q or %q",
 			policy.ModeSwitch, policy.ModeHybrid)
 	}

@@ -48,12 +48,12 @@ func (j *job) retire() {
 	j.change.stage = stageRetiring
 }
 
-// newest returns the newest epoch that a rank of the job may be in.
-func (j *job) newest() uint16 {
+// last returns the newest plan that a rank of the job may be in.
+func (j *job) last() plan {
 	if j.change != nil {
-		return j.change.to.epoch
+		return j.change.to
 	}
-	return j.epoch
+	return j.plan
 }
 
 // nextEpoch returns the epoch after another one. Epochs alternate between the halves of the lease, also where they go
@@ -70,10 +70,26 @@ type changeError struct{ msg string }
 
 func (e *changeError) Error() string { return e.msg }
 
-// replan decides a job's next plan, which has the pool that the job has leased. Where the rule names no servers, those are chosen
-// that have room. same is true when it is the plan that the job has. Errors: [*policy.FieldError], *changeError and
-// [*place.ShortError].
-func (in *intent) replan(j *job, rule policy.Static) (d policy.Decision, same bool, err error) {
+// rest returns a rule with what it leaves open as the job's plan has it: quorum and wait, and who sums where it says nothing
+// but these.
+func (j *job) rest(rule policy.Static) policy.Static {
+	has := j.decision.Rule()
+	if rule.Mode == "" && (rule.Quorum != 0 || rule.Wait != nil) && len(rule.Steer) == 0 && len(rule.Servers) == 0 {
+		rule.Mode, rule.Steer, rule.Servers = has.Mode, has.Steer, has.Servers
+	}
+	if rule.Quorum == 0 {
+		rule.Quorum = has.Quorum
+	}
+	if rule.Wait == nil {
+		rule.Wait = has.Wait
+	}
+	return rule
+}
+
+// replan decides the next plan of a job of which so many ranks are there. It has the pool that the job has leased, and what the
+// rule leaves open as the job's plan has it; where it names no servers, those that have room. same is true when it is the one that
+// the job has. Errors: [*policy.FieldError], *changeError and [*place.ShortError].
+func (in *intent) replan(j *job, rule policy.Static, there int) (d policy.Decision, same bool, err error) {
 	if j.recovering != recoverNot {
 		return d, false, &changeError{fmt.Sprintf("it recovers from a loss; wait until that is done: see 'xagg job show %s'", j.spec.Name)}
 	}
@@ -81,6 +97,7 @@ func (in *intent) replan(j *job, rule policy.Static) (d policy.Decision, same bo
 		return d, false, &changeError{fmt.Sprintf("its plan is changing from epoch %d to %d already; wait until that is done: see 'xagg job show %s'",
 			c.from.epoch, c.to.epoch, j.spec.Name)}
 	}
+	rule = j.rest(rule)
 	if len(rule.Servers) == 0 {
 		placed, err := in.deal(j.spec, rule, j)
 		if err != nil {
@@ -89,18 +106,19 @@ func (in *intent) replan(j *job, rule policy.Static) (d policy.Decision, same bo
 		d = placed.Decision
 	} else if d, err = rule.Decide(policy.Input{
 		Job: j.spec.Name, Ranks: j.spec.Ranks, Servers: in.serverNames(), Pool: j.decision.Pool,
+		Quorum: j.spec.Consistency.Quorum, Wait: j.spec.Consistency.Wait,
 	}); err != nil {
 		return d, false, err
 	}
 	if err := j.spec.Consistency.allows(d.Plan); err != nil {
 		return d, false, err
 	}
-	return d, d.Plan.Equal(j.decision.Plan), nil
+	return d, d.Plan.Equal(j.decision.Plan) && j.newPlan(j.epoch, d, there).quorum == j.quorum, nil
 }
 
-// beginChange begins to change the plan of a job. Errors: *exhaustedError.
-func (in *intent) beginChange(j *job, d policy.Decision) (*change, error) {
-	j.change = &change{from: j.plan, to: plan{nextEpoch(j.epoch), d}}
+// beginChange begins to change the plan of a job of which so many ranks are there. Errors: *exhaustedError.
+func (in *intent) beginChange(j *job, d policy.Decision, there int) (*change, error) {
+	j.change = &change{from: j.plan, to: j.newPlan(nextEpoch(j.epoch), d, there)}
 	if err := in.checkTables(j); err != nil {
 		j.change = nil
 		return nil, err

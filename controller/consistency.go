@@ -22,8 +22,6 @@ const (
 const (
 	// MaxDepth is how many rounds of a job may be under way at most.
 	MaxDepth = 16
-	// MaxWait is the longest that a chunk of a quorum job is kept open.
-	MaxWait = time.Hour
 	// MaxStaleness is the largest staleness of an async job. A lane has the less room the more contributions come between
 	// two results of a rank (docs/protocol.md, "Async"): with 64 ranks and this staleness it keeps 14 bits.
 	MaxStaleness = 1024
@@ -35,11 +33,12 @@ const (
 	asyncRounds = 4
 )
 
-// Consistency says what the results of a job are, for its whole life. Its zero value is that of a sync job.
+// Consistency says what the results of a job are, for its whole life. Its zero value is that of a sync job. What Quorum and
+// Wait say is where a quorum job begins: a plan may have others, but no smaller quorum (policy.Plan).
 type Consistency struct {
 	Mode      Mode          `yaml:"mode"`      // empty = sync
 	Quorum    int           `yaml:"quorum"`    // ModeQuorum: ranks that are enough, 1..ranks
-	Wait      time.Duration `yaml:"wait"`      // ModeQuorum: how long a chunk is kept open for more from its first arrival, up to MaxWait, in whole microseconds
+	Wait      time.Duration `yaml:"wait"`      // ModeQuorum: how long a chunk is kept open for more from its first arrival, up to policy.MaxWait, in whole microseconds
 	Staleness int           `yaml:"staleness"` // ModeAsync: contributions that a rank may be ahead of the slowest, up to MaxStaleness
 	Rounds    int           `yaml:"rounds"`    // ModeQuorum: rounds that servers keep for stragglers, a power of two up to MaxRounds; 0 = max(8, 2 x depth)
 }
@@ -81,11 +80,8 @@ func (c Consistency) Validate(ranks, depth int) error {
 	if c.Quorum < 1 || c.Quorum > ranks {
 		return fieldf("quorum", "%d is outside 1..%d; it is the number of the %d ranks that is enough", c.Quorum, ranks, ranks)
 	}
-	if c.Wait < 0 || c.Wait > MaxWait {
-		return fieldf("wait", "%s is outside 0s..%s", c.Wait, MaxWait)
-	}
-	if c.Wait%time.Microsecond != 0 {
-		return fieldf("wait", "%s is not a whole number of microseconds", c.Wait)
+	if err := policy.CheckWait("wait", c.Wait); err != nil {
+		return err
 	}
 	if c.Rounds != 0 && (c.Rounds < 2*depth || c.Rounds > MaxRounds || bits.OnesCount(uint(c.Rounds)) != 1) {
 		return fieldf("rounds", "%d is not a power of two in %d..%d, from twice the depth on", c.Rounds, 2*depth, MaxRounds)
@@ -134,10 +130,13 @@ func (c Consistency) allows(p policy.Plan) error {
 // proto returns the consistency as the API has it.
 func (c Consistency) proto() *api.Consistency {
 	return &api.Consistency{
-		Mode: string(c.Mode), Quorum: uint32(c.Quorum), WaitUs: uint32(c.Wait / time.Microsecond),
+		Mode: string(c.Mode), Quorum: uint32(c.Quorum), WaitUs: microsOf(c.Wait),
 		Staleness: uint32(c.Staleness), Rounds: uint32(c.Rounds),
 	}
 }
+
+// microsOf returns a wait as messages and tables have it.
+func microsOf(wait time.Duration) uint32 { return uint32(wait / time.Microsecond) }
 
 // consistencyOf returns the consistency that a request asks for.
 func consistencyOf(c *api.Consistency) Consistency {

@@ -109,7 +109,7 @@ func desiredJob(in *intent, j *job) objects {
 	for _, p := range j.plans() {
 		next := j.announced(p)
 		for i, name := range p.decision.Servers {
-			s := j.serverPlan()
+			s := j.serverPlan(p)
 			if i == 0 {
 				// Chunk 0 of every round, which alone announces, belongs to the first server (chunk mod number of servers).
 				s.next = next
@@ -130,12 +130,11 @@ func desiredJob(in *intent, j *job) objects {
 	return out
 }
 
-// serverPlan returns what every plan of a job is on every one of its servers.
-func (j *job) serverPlan() serverPlan {
-	c := j.spec.Consistency.proto()
+// serverPlan returns what a plan of a job is on every one of its servers.
+func (j *job) serverPlan(p plan) serverPlan {
 	return serverPlan{
 		ranks: j.ranks(), chunks: j.chunks(), rounds: j.rounds(),
-		quorum: c.Quorum, waitUS: c.WaitUs, async: j.async(), staleness: c.Staleness,
+		quorum: uint32(p.quorum), waitUS: microsOf(p.decision.Wait), async: j.async(), staleness: uint32(j.spec.Consistency.Staleness),
 	}
 }
 
@@ -210,7 +209,6 @@ func desiredPlan(out objects, in *intent, j *job, p plan, next uint16) {
 			},
 		})
 	}
-	consistency := j.spec.Consistency.proto()
 	final, phase := 0, phasePlan
 	if next != 0 {
 		phase = phaseArmed
@@ -230,8 +228,8 @@ func desiredPlan(out objects, in *intent, j *job, p plan, next uint16) {
 			{Name: "servers", Value: num(len(p.decision.Servers))},
 			{Name: "group", Value: num(j.groupAll())},
 			{Name: "next_epoch", Value: num(next)},
-			{Name: "quorum", Value: num(consistency.Quorum)},
-			{Name: "wait_us", Value: num(consistency.WaitUs)},
+			{Name: "quorum", Value: num(p.quorum)},
+			{Name: "wait_us", Value: num(microsOf(p.decision.Wait))},
 		},
 	})
 }

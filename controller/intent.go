@@ -70,6 +70,9 @@ const (
 type plan struct {
 	epoch    uint16
 	decision policy.Decision
+	// quorum is how many ranks are enough for a result, for as long as the epoch lasts: as many as were decided, or those that
+	// are there where they are fewer. 0 in a job without a quorum.
+	quorum int
 }
 
 // member is where a rank is: its host, and the UDP port that it receives at.
@@ -92,12 +95,25 @@ func (j *job) async() bool { return j.spec.Consistency.Mode == ModeAsync }
 // ranks returns the mask of all ranks.
 func (j *job) ranks() uint64 { return 1<<uint(j.spec.Ranks) - 1 }
 
-// enough returns the number of ranks without which the job cannot go on.
+// enough returns the number of ranks without which the job cannot go on, whatever its plan.
 func (j *job) enough() int {
 	if j.spec.Consistency.Mode == ModeQuorum {
 		return j.spec.Consistency.Quorum
 	}
 	return j.spec.Ranks
+}
+
+// newPlan returns a plan of the job while so many ranks are there. Workers take no smaller quorum than the job's own.
+func (j *job) newPlan(epoch uint16, d policy.Decision, there int) plan {
+	return plan{epoch, d, min(d.Quorum, max(there, j.spec.Consistency.Quorum))}
+}
+
+// explanation says why the plan is what it is.
+func (p plan) explanation() string {
+	if p.quorum < p.decision.Quorum {
+		return fmt.Sprintf("%s; only %d are there, which are enough until more are", p.decision.Explanation, p.quorum)
+	}
+	return p.decision.Explanation
 }
 
 // half returns the first slot of a plan's half of the lease. The pool is the same in every plan of a job.
@@ -200,7 +216,7 @@ func (in *intent) mayCreate(spec JobSpec) (policy.Static, error) {
 	if _, taken := in.jobs[spec.Name]; taken {
 		return rule, &existsError{spec.Name}
 	}
-	if spec.Adapt != nil && rule.Mode == policy.ModeServer {
+	if spec.Adapt != nil && rule.Mode == policy.ModeServer && spec.Consistency.Mode != ModeQuorum {
 		return rule, fieldf("policy.mode", "mode %q leaves nothing to move; begin with mode %q or %q, or leave out adapt", policy.ModeServer,
 			policy.ModeSwitch, policy.ModeHybrid)
 	}
@@ -260,7 +276,7 @@ func (in *intent) renew(j *job) {
 		j.plan = j.change.to
 		j.change = nil
 	}
-	j.epoch = in.firstEpoch()
+	j.plan = j.newPlan(in.firstEpoch(), j.decision, j.spec.Ranks)
 }
 
 // freshID returns an id that no live job has, and that was not in use for as long as possible: ids go round.

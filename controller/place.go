@@ -77,7 +77,8 @@ func (in *intent) memory(s Server) uint64 {
 // asks returns what a job asks for that is to have a plan by a rule.
 func (in *intent) asks(spec JobSpec, rule policy.Static) place.Job {
 	return place.Job{
-		Input: policy.Input{Job: spec.Name, Ranks: spec.Ranks}, Weight: spec.weight(), Rule: rule, Steerable: spec.Adapt != nil, Memory: memoryOf(spec),
+		Input:  policy.Input{Job: spec.Name, Ranks: spec.Ranks, Quorum: spec.Consistency.Quorum, Wait: spec.Consistency.Wait},
+		Weight: spec.weight(), Rule: rule, Steerable: spec.Adapt != nil, Memory: memoryOf(spec),
 	}
 }
 
@@ -107,9 +108,9 @@ func (in *intent) createAll(specs []JobSpec) ([]*job, []place.Placement, error) 
 	jobs := make([]*job, len(specs))
 	for n, i := range order {
 		jobs[i] = &job{
-			spec: specs[i].complete(), rule: rules[i], plan: plan{in.firstEpoch(), placed[i].Decision}, homes: placed[i].Homes,
-			lease: span{placed[i].Base, policy.SlotsPerPool * placed[i].Pool},
+			spec: specs[i].complete(), rule: rules[i], homes: placed[i].Homes, lease: span{placed[i].Base, policy.SlotsPerPool * placed[i].Pool},
 		}
+		jobs[i].plan = jobs[i].newPlan(in.firstEpoch(), placed[i].Decision, specs[i].Ranks)
 		if err := in.admit(jobs[i]); err != nil {
 			for _, k := range order[:n] {
 				delete(in.jobs, specs[k].Name)

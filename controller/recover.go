@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"xagg/api"
+	"xagg/policy"
 	"xagg/recovery"
 	"xagg/wire"
 )
@@ -33,6 +34,40 @@ func (c *Controller) recoverAll(ctx context.Context, reason string, needs func(*
 			c.recover(ctx, j, reason)
 		}
 	}
+}
+
+// lower recovers a job that runs, if a plan of it wants more ranks for a result than are there: no round under it would end, and
+// none would tell of another plan. The recovery's plan wants no more than there are. c.mu is held.
+func (c *Controller) lower(ctx context.Context, j *job, meet *rendezvous) {
+	for _, p := range j.plans() {
+		if j.newPlan(p.epoch, p.decision, meet.strength()).quorum < p.quorum && !meet.recovery.underWay() {
+			c.recover(ctx, j, fmt.Sprintf("rank %s is gone, and the plan wants %d ranks for a result", policy.FormatMask(meet.absent()), p.quorum))
+			return
+		}
+	}
+}
+
+// raise changes the plan of a job that runs to the quorum that was decided, once as many ranks are there again. c.mu is held.
+func (c *Controller) raise(ctx context.Context, j *job, meet *rendezvous) {
+	due := func() bool {
+		return meet.state == stateRunning && j.change == nil && j.recovering == recoverNot && meet.fresh() == 0 &&
+			j.newPlan(j.epoch, j.decision, meet.strength()).quorum > j.quorum
+	}
+	if meet.raising || !due() {
+		return
+	}
+	meet.raising = true
+	c.running.Go(func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		meet.raising = false
+		if c.intent.byID(meet.id) != j || !due() {
+			return
+		}
+		if err := c.replan(ctx, j, meet, j.decision.Rule()); err != nil {
+			c.log.Warn("more ranks are there, and the plan is not changed yet", "job", meet.job, "err", err)
+		}
+	})
 }
 
 // onServer reports whether a job's plan, or the one that it changes to or from, has a server.
@@ -230,15 +265,19 @@ func (c *Controller) decide(ctx context.Context, j *job, meet *rendezvous, rec *
 		j.plan = j.change.to
 		j.change = nil
 	}
-	j.epoch = nextEpoch(j.epoch)
-	j.recovering = recoverInstalling
+	there := meet.since(plan.Round, rec.ranks) // can be in every result from now on
 	if rec.back != 0 {
 		j.members = meet.members()
 		if plan.CanReturn(uint32(j.spec.Depth), j.rounds()) {
 			plan.LetIn()
 			rec.letsIn = true
+			if plan.Return == plan.Round {
+				there += bits.OnesCount64(rec.back)
+			}
 		}
 	}
+	j.plan = j.newPlan(nextEpoch(j.epoch), j.decision, there)
+	j.recovering = recoverInstalling
 	rec.decide(plan, j.epoch)
 	return true
 }

@@ -38,6 +38,7 @@ type rendezvous struct {
 	recovery *recovering   // the last one, nil = there was none
 	freeze   chan struct{} // closed when another one begins
 
+	raising bool // its plan is about to be changed, since more ranks are there
 	settled bool // everything is installed: the ranks are about to be let go, or were
 
 	// awaited is the mask of ranks that joined an earlier controller and have not come back to this one yet.
@@ -88,6 +89,16 @@ func (r *rendezvous) absent() uint64 { return r.mask(func(s *seat) bool { return
 // there returns the mask of ranks that can be told something. Those that have left stay until all have.
 func (r *rendezvous) there() uint64 {
 	return r.mask(func(s *seat) bool { return !s.deaf }) &^ r.returning()
+}
+
+// strength returns how many ranks can be in a result now: those that have left are in all of theirs.
+func (r *rendezvous) strength() int {
+	return bits.OnesCount64(r.joined() &^ r.returning() &^ r.fresh())
+}
+
+// since returns how many of some ranks have begun with a round, or before.
+func (r *rendezvous) since(round uint32, ranks uint64) int {
+	return bits.OnesCount64(ranks & r.mask(func(s *seat) bool { return !wire.SerialLess(round, s.round) }))
 }
 
 // returning returns the mask of ranks that came back and wait to be let in.

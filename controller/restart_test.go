@@ -681,6 +681,7 @@ func TestAdaptAndState(t *testing.T) {
 	check("configured", "loss")
 	r.kill()
 	outlier := adapt.DefaultConfig()
+	outlier.Rule = "outlier"
 	r.c.cfg.Jobs = []JobSpec{{Name: "told", Ranks: 4, MaxElems: 10}, {Name: "configured", Ranks: 4, MaxElems: 10, Adapt: &outlier}}
 	r.restart()
 	r.ready()

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -96,6 +97,10 @@ func ruleOf(p *api.Policy) *policy.Static {
 	}
 	for _, r := range p.GetSteer() {
 		rule.Steer = append(rule.Steer, int(r))
+	}
+	rule.Quorum = int(p.GetQuorum())
+	if p.WaitUs != nil {
+		rule.Wait = new(time.Duration(p.GetWaitUs()) * time.Microsecond)
 	}
 	return &rule
 }
@@ -276,6 +281,7 @@ func (c *Controller) join(ctx context.Context, req *api.JoinRequest) (*listener,
 		if meet.outdated(rank) {
 			c.recover(ctx, j, fmt.Sprintf("rank %d was away while the plan changed", rank))
 		}
+		c.raise(ctx, j, meet)
 		c.running.Go(c.trySave) // a controller that is restarted waits for it
 		return meet.listener(rank), nil
 	}
@@ -381,6 +387,9 @@ func (c *Controller) lose(ctx context.Context, meet *rendezvous, rank int, goes 
 		c.recover(ctx, j, rec.reason) // without it
 	case meet.state == stateRunning && meet.absent()>>rank&1 != 0:
 		c.log.Warn("rank is gone; the others go on", "job", meet.job, "rank", rank, "gone", policy.FormatMask(meet.absent()))
+		if j != nil {
+			c.lower(ctx, j, meet)
+		}
 	}
 	c.links.announce() // a change of plan may have waited for it
 }
@@ -393,6 +402,8 @@ func (c *Controller) readyEvent(l *listener) *api.Ready {
 	if j == nil {
 		return nil
 	}
+	consistency := j.spec.Consistency.proto()
+	consistency.WaitUs = microsOf(j.decision.Wait)
 	return &api.Ready{
 		Job:        uint32(j.id),
 		Epoch:      uint32(j.epoch),
@@ -406,7 +417,7 @@ func (c *Controller) readyEvent(l *listener) *api.Ready {
 		AllReduces: l.seat.allReduces,
 		Returns:    l.seat.returns,
 
-		Consistency: j.spec.Consistency.proto(),
+		Consistency: consistency,
 		Depth:       uint32(j.spec.Depth),
 	}
 }
@@ -490,7 +501,7 @@ func (c *Controller) describe(j *job) *api.Job {
 		Pool:        uint32(j.decision.Pool),
 		Cohort:      j.decision.Cohort,
 		Servers:     j.decision.Servers,
-		Explanation: j.decision.Explanation,
+		Explanation: j.explanation(),
 		Joined:      meet.joined(),
 		Left:        meet.left,
 		Gone:        meet.absent(),
@@ -503,6 +514,8 @@ func (c *Controller) describe(j *job) *api.Job {
 		Weight:      uint32(j.spec.weight()),
 		QuotaSlots:  uint32(c.intent.quota(j)),
 		Change:      describeChange(j.change, meet),
+		Quorum:      uint32(j.quorum),
+		WaitUs:      microsOf(j.decision.Wait),
 	}
 	switch {
 	case meet.err != nil:

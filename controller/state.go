@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/goccy/go-yaml"
 
@@ -87,6 +88,11 @@ type savedPlan struct {
 	Servers     []string `yaml:"servers"`
 	Pool        int      `yaml:"pool"`
 	Explanation string   `yaml:"explanation"`
+	// Quorum and Wait are those that were decided, 0 and 0 in a job without a quorum, and in files of before plans had them: the
+	// job's own. Enough is the quorum that holds, 0 = Quorum.
+	Quorum int           `yaml:"quorum"`
+	Wait   time.Duration `yaml:"wait"`
+	Enough int           `yaml:"enough"`
 }
 
 type savedChange struct {
@@ -226,17 +232,23 @@ func (s *savedSeat) restore(host Host) *seat {
 
 func savePlan(p plan) savedPlan {
 	d := p.decision
-	return savedPlan{p.epoch, d.Cohort, d.Steered, d.Servers, d.Pool, d.Explanation}
+	return savedPlan{p.epoch, d.Cohort, d.Steered, d.Servers, d.Pool, d.Explanation, d.Quorum, d.Wait, p.quorum}
 }
 
 func saveSpan(s span) savedSpan { return savedSpan{s.base, s.size} }
 
 func (s savedSpan) restore() span { return span{s.Base, s.Size} }
 
-func (p savedPlan) restore() plan {
+// restore returns the plan, of a job that was created with this consistency.
+func (p savedPlan) restore(own Consistency) plan {
+	if p.Quorum == 0 {
+		p.Quorum, p.Wait = own.Quorum, own.Wait
+	}
 	return plan{p.Epoch, policy.Decision{
-		Plan: policy.Plan{Cohort: p.Cohort, Steered: p.Steered, Servers: p.Servers, Pool: p.Pool}, Explanation: p.Explanation,
-	}}
+		Plan: policy.Plan{
+			Cohort: p.Cohort, Steered: p.Steered, Servers: p.Servers, Pool: p.Pool, Quorum: p.Quorum, Wait: p.Wait,
+		}, Explanation: p.Explanation,
+	}, cmp.Or(p.Enough, p.Quorum)}
 }
 
 // restore fills an empty intent with the jobs of a state, and returns where their ranks meet. A state that cannot be one
@@ -259,7 +271,7 @@ func (s *savedState) restore(in *intent) (map[string]*rendezvous, error) {
 
 func (s *savedJob) restore(in *intent) (*job, *rendezvous, error) {
 	j := &job{
-		spec: s.Spec.complete(), id: s.ID, rule: s.Rule, plan: s.Plan.restore(), lease: s.Lease.restore(), rids: s.RIDs.restore(), groups: s.Groups.restore(),
+		spec: s.Spec.complete(), id: s.ID, rule: s.Rule, plan: s.Plan.restore(s.Spec.Consistency), lease: s.Lease.restore(), rids: s.RIDs.restore(), groups: s.Groups.restore(),
 	}
 	if err := s.Spec.Validate(); err != nil {
 		return nil, nil, err
@@ -277,7 +289,7 @@ func (s *savedJob) restore(in *intent) (*job, *rendezvous, error) {
 		return nil, nil, errors.New("it is there twice")
 	}
 	if c := s.Change; c != nil {
-		j.change = &change{from: c.From.restore(), to: c.To.restore()}
+		j.change = &change{from: c.From.restore(j.spec.Consistency), to: c.To.restore(j.spec.Consistency)}
 		known := false
 		for stage, name := range stageNames {
 			if name == c.Stage {
@@ -318,6 +330,9 @@ func (j *job) checkPlan(in *intent, p plan) error {
 		return fmt.Errorf("its plan of epoch %d steers ranks to no server", p.epoch)
 	case d.Pool < 1 || bits.OnesCount(uint(d.Pool)) != 1 || d.Pool > in.slots || j.lease.size != policy.SlotsPerPool*d.Pool:
 		return fmt.Errorf("its plan of epoch %d has a pool of %d, and it has %d slots", p.epoch, d.Pool, j.lease.size)
+	case !j.checkQuorum(p):
+		return fmt.Errorf("its plan of epoch %d has a quorum of %d of %d within %s, and it was created as %s", p.epoch, p.quorum, d.Quorum,
+			d.Wait, j.spec.Consistency)
 	}
 	for i, name := range d.Servers {
 		if slices.Contains(d.Servers[:i], name) {
@@ -328,6 +343,15 @@ func (j *job) checkPlan(in *intent, p plan) error {
 		}
 	}
 	return j.spec.Consistency.allows(d.Plan)
+}
+
+// checkQuorum reports whether a plan that was read from a file may have the quorum and the wait that it has.
+func (j *job) checkQuorum(p plan) bool {
+	least := j.spec.Consistency.Quorum // 0 = the job has none
+	if least == 0 {
+		return p.quorum == 0 && p.decision.Quorum == 0 && p.decision.Wait == 0
+	}
+	return least <= p.quorum && p.quorum <= p.decision.Quorum && p.decision.Quorum <= j.spec.Ranks && policy.CheckWait("wait", p.decision.Wait) == nil
 }
 
 // checkSpans checks that what a job has of the switch is there, and no other job's.

@@ -36,20 +36,32 @@ func (c *Controller) steer(ctx context.Context, name string, rule policy.Static)
 	if j == nil {
 		return nil, noJob(name)
 	}
-	fail := func(err error) (*api.Job, error) { return nil, fmt.Errorf("steer job %q: %w", name, err) }
-	switch meet.state {
-	case stateWaiting, stateRunning:
-	case stateInstalling:
-		return fail(&changeError{"it is being installed; try again when it runs"})
-	default:
-		return fail(&changeError{fmt.Sprintf("it is %s; it can be steered again when ranks have joined anew", meet.state)})
+	if err := c.replan(ctx, j, meet, rule); err != nil {
+		return nil, fmt.Errorf("steer job %q: %w", name, err)
 	}
-	decision, same, err := c.intent.replan(j, rule)
+	j.rule = c.intent.ruleOf(j.spec) // what the configuration says now was overruled
+	c.running.Go(c.trySave)
+	return c.describe(j), nil
+}
+
+// replan changes the plan of a job to the one that a rule makes. c.mu is held, though not all the time.
+func (c *Controller) replan(ctx context.Context, j *job, meet *rendezvous, rule policy.Static) error {
+	there := j.spec.Ranks
+	switch meet.state {
+	case stateWaiting:
+	case stateRunning:
+		there = meet.strength()
+	case stateInstalling:
+		return &changeError{"it is being installed; try again when it runs"}
+	default:
+		return &changeError{fmt.Sprintf("it is %s; it can be steered again when ranks have joined anew", meet.state)}
+	}
+	decision, same, err := c.intent.replan(j, rule, there)
 	if err != nil {
-		return fail(err)
+		return err
 	}
 	if fresh := meet.fresh(); fresh != 0 && !same {
-		return fail(&changeError{fmt.Sprintf("rank %s has come back and does not take part yet; try again in a second", policy.FormatMask(fresh))})
+		return &changeError{fmt.Sprintf("rank %s has come back and does not take part yet; try again in a second", policy.FormatMask(fresh))}
 	}
 	switch {
 	case same:
@@ -61,16 +73,13 @@ func (c *Controller) steer(ctx context.Context, name string, rule policy.Static)
 	default:
 		err = c.change(ctx, j, meet, decision)
 	}
-	if err != nil {
-		return fail(err)
+	if err == nil && c.intent.byID(meet.id) != j {
+		err = status.Error(codes.Aborted, "it was removed or began anew meanwhile")
 	}
-	if c.intent.byID(meet.id) != j {
-		return fail(status.Error(codes.Aborted, "it was removed or began anew meanwhile"))
+	if err == nil {
+		j.settle(decision.Plan)
 	}
-	j.settle(decision.Plan)
-	j.rule = c.intent.ruleOf(j.spec) // what the configuration says now was overruled
-	c.running.Go(c.trySave)
-	return c.describe(j), nil
+	return err
 }
 
 // unlocked applies what an owner wants while c.mu is not held, which it is before and after.
@@ -83,15 +92,15 @@ func (c *Controller) unlocked(ctx context.Context, owner uint16) error {
 // replace gives a job that has not begun another plan: nobody has seen the one it had. c.mu is held, though not all the
 // time.
 func (c *Controller) replace(ctx context.Context, j *job, meet *rendezvous, d policy.Decision) error {
-	before := j.decision
-	j.decision = d
+	before := j.plan
+	j.plan = j.newPlan(j.epoch, d, j.spec.Ranks)
 	if err := c.intent.checkTables(j); err != nil {
-		j.decision = before
+		j.plan = before
 		return err
 	}
 	err := c.unlocked(ctx, meet.id)
 	if err != nil && c.intent.byID(meet.id) == j && meet.state == stateWaiting && j.decision.Plan.Equal(d.Plan) {
-		j.decision = before
+		j.plan = before
 		if err := c.unlocked(ctx, meet.id); err != nil {
 			c.log.Warn("plan that was not taken is not removed everywhere yet", "job", meet.job, "err", err)
 		}
@@ -105,7 +114,7 @@ func (c *Controller) replace(ctx context.Context, j *job, meet *rendezvous, d po
 // change changes the plan of a running job: the new plan is installed beside the old one, or nothing changes; then the
 // old one announces it, and the rest goes on by itself. c.mu is held, though not all the time.
 func (c *Controller) change(ctx context.Context, j *job, meet *rendezvous, d policy.Decision) error {
-	ch, err := c.intent.beginChange(j, d)
+	ch, err := c.intent.beginChange(j, d, meet.strength())
 	if err != nil {
 		return err
 	}
@@ -187,6 +196,7 @@ func (c *Controller) resume(ctx context.Context) {
 	for _, j := range c.intent.sorted() {
 		meet := c.meets[j.spec.Name]
 		away = away || meet.stillAway() != 0
+		c.lower(ctx, j, meet)
 		if ch := j.change; ch != nil {
 			c.running.Go(func() { c.resumeChange(ctx, j, ch, meet) })
 		}
@@ -290,16 +300,20 @@ func (c *Controller) report(ctx context.Context, req *api.ReportRequest) (*api.R
 		return nil, status.Errorf(codes.FailedPrecondition, "job %q has id %d by now, not %d", j.spec.Name, j.id, req.GetId())
 	case int(req.GetRank()) >= len(meet.seats) || meet.seats[req.GetRank()] == nil:
 		return nil, invalid("rank", "%d has not joined job %q", req.GetRank(), j.spec.Name)
-	case req.GetEpoch() != 0 && req.GetEpoch() != uint32(j.epoch) && req.GetEpoch() != uint32(j.newest()):
-		return nil, invalid("epoch", "%d is none of job %q, which is at %d", req.GetEpoch(), j.spec.Name, j.newest())
+	case req.GetEpoch() != 0 && req.GetEpoch() != uint32(j.epoch) && req.GetEpoch() != uint32(j.last().epoch):
+		return nil, invalid("epoch", "%d is none of job %q, which is at %d", req.GetEpoch(), j.spec.Name, j.last().epoch)
 	}
 	if p := req.GetProgress(); p != nil {
 		meet.seats[req.GetRank()].heard = hearing{p, time.Now()}
 		meet.begins(int(req.GetRank()), p.GetRound())
+		c.raise(ctx, j, meet)
 	}
 	reply := &api.ReportReply{}
 	if j.spec.Adapt != nil {
 		reply.EveryMs = uint32(ReportEvery.Milliseconds())
+	}
+	if j.quorum > 0 {
+		reply.WaitUs = new(microsOf(j.last().decision.Wait))
 	}
 	if req.GetEpoch() == 0 {
 		c.measured(ctx, j, meet, int(req.GetRank()), req.GetRounds())
@@ -324,8 +338,10 @@ func describeChange(ch *change, meet *rendezvous) *api.Change {
 		Epoch:       uint32(ch.to.epoch),
 		Cohort:      ch.to.decision.Cohort,
 		Servers:     ch.to.decision.Servers,
-		Explanation: ch.to.decision.Explanation,
+		Explanation: ch.to.explanation(),
 		Behind:      meet.behind(ch.to.epoch),
+		Quorum:      uint32(ch.to.quorum),
+		WaitUs:      microsOf(ch.to.decision.Wait),
 	}
 	switch ch.stage {
 	case stageBeside:

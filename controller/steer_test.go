@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -24,6 +25,14 @@ var steered = map[string]policy.Static{
 	"one server": {Mode: policy.ModeServer, Servers: []string{"s1"}},
 	"hybrid":     {Mode: policy.ModeHybrid, Steer: []int{3}, Servers: []string{"s1", "s0"}},
 	"other rank": {Mode: policy.ModeHybrid, Steer: []int{0, 2}, Servers: []string{"s0"}},
+}
+
+// quorums are plans of a job with a quorum that tests change between: who sums, how many are enough, how long chunks wait.
+var quorums = map[string]policy.Static{
+	"its own": {Mode: policy.ModeHybrid, Steer: []int{3}, Quorum: 2, Wait: new(10 * time.Millisecond)},
+	"larger":  {Mode: policy.ModeHybrid, Steer: []int{3}, Quorum: 3, Wait: new(10 * time.Millisecond)},
+	"longer":  {Mode: policy.ModeHybrid, Steer: []int{3}, Quorum: 2, Wait: new(time.Second)},
+	"all":     {Mode: policy.ModeServer, Quorum: 4, Wait: new(time.Duration(0))},
 }
 
 // works returns what a plan lacks for a round to run under it.
@@ -102,16 +111,24 @@ func (w *world) announces(p plan, id uint16) (epochs []uint64) {
 // TestEveryPrefixOfAChangeWorks stops a change of plan after every single update: rounds under the old plan work until
 // it is retired, rounds under the new one from the moment at which anybody is told of it.
 func TestEveryPrefixOfAChangeWorks(t *testing.T) {
-	for _, from := range slices.Sorted(maps.Keys(steered)) {
-		for _, to := range slices.Sorted(maps.Keys(steered)) {
+	t.Run("sync", func(t *testing.T) { everyPrefixWorks(t, Consistency{}, steered) })
+	t.Run("quorum", func(t *testing.T) {
+		everyPrefixWorks(t, Consistency{Mode: ModeQuorum, Quorum: 2, Wait: 10 * time.Millisecond}, quorums)
+	})
+}
+
+// everyPrefixWorks is about changes between any two plans of a job.
+func everyPrefixWorks(t *testing.T, consistency Consistency, rules map[string]policy.Static) {
+	for _, from := range slices.Sorted(maps.Keys(rules)) {
+		for _, to := range slices.Sorted(maps.Keys(rules)) {
 			if from == to {
 				continue
 			}
 			for _, epoch := range []uint16{1, 65535} {
 				name := fmt.Sprintf("%s to %s from epoch %d", from, to, epoch)
 				in := newIntent(t, testConfig())
-				rule := steered[from]
-				j, err := in.create(JobSpec{Name: "train", Ranks: 4, MaxElems: 1000, Policy: &rule})
+				rule := rules[from]
+				j, err := in.create(JobSpec{Name: "train", Ranks: 4, MaxElems: 1000, Policy: &rule, Consistency: consistency})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -134,11 +151,11 @@ func TestEveryPrefixOfAChangeWorks(t *testing.T) {
 				}
 				apply(func() error { return nil })
 
-				d, same, err := in.replan(j, steered[to])
+				d, same, err := in.replan(j, rules[to], 4)
 				if err != nil || same {
 					t.Fatalf("%s: %v, %v", name, same, err)
 				}
-				ch, err := in.beginChange(j, d)
+				ch, err := in.beginChange(j, d, 4)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -221,6 +238,10 @@ func apiPolicy(rule policy.Static) *api.Policy {
 	p := &api.Policy{Rule: rule.Rule, Mode: string(rule.Mode), Servers: rule.Servers, Pool: uint32(rule.Pool)}
 	for _, r := range rule.Steer {
 		p.Steer = append(p.Steer, uint32(r))
+	}
+	p.Quorum = uint32(rule.Quorum)
+	if rule.Wait != nil {
+		p.WaitUs = new(microsOf(*rule.Wait))
 	}
 	return p
 }
@@ -554,11 +575,11 @@ func TestChangeNeedsRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, _, err := in.replan(j, steered["hybrid"])
+	d, _, err := in.replan(j, steered["hybrid"], 4)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = in.beginChange(j, d)
+	_, err = in.beginChange(j, d, 4)
 	if want := "8 entries of table XaggIngress.member are needed and 7 are free; remove a job"; err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
@@ -566,7 +587,7 @@ func TestChangeNeedsRoom(t *testing.T) {
 		t.Errorf("the job changes nevertheless: %+v", j)
 	}
 	in.sizes[tableMember] = 8
-	if _, err := in.beginChange(j, d); err != nil {
+	if _, err := in.beginChange(j, d, 4); err != nil {
 		t.Error(err)
 	}
 }

@@ -96,13 +96,14 @@ type rule struct {
 	epoch   uint32
 	cohort  uint64
 	servers []string
+	quorum  int // 0 = all ranks
 }
 
 // rules returns the plans that the job has installed.
 func (e *evidence) rules() []rule {
-	rules := []rule{{e.job.GetEpoch(), e.job.GetCohort(), e.job.GetServers()}}
+	rules := []rule{{e.job.GetEpoch(), e.job.GetCohort(), e.job.GetServers(), int(e.job.GetQuorum())}}
 	if c := e.job.GetChange(); c != nil {
-		rules = append(rules, rule{c.GetEpoch(), c.GetCohort(), c.GetServers()})
+		rules = append(rules, rule{c.GetEpoch(), c.GetCohort(), c.GetServers(), int(c.GetQuorum())})
 	}
 	return rules
 }
@@ -204,8 +205,8 @@ func (e *evidence) explainRunning(reply *api.WhyReply) {
 		says = append(says, fmt.Sprintf("%s not come back yet to the controller, which was restarted; the job goes on meanwhile",
 			subject(away, "has", "have")))
 	}
-	if q := e.job.GetConsistency(); q.GetQuorum() > 0 {
-		says = append(says, e.leeway(q))
+	if e.job.GetQuorum() > 0 {
+		says = append(says, e.leeway())
 	}
 	if left := e.job.GetLeft(); left != 0 {
 		says = append(says, fmt.Sprintf("%s finished and %s for %s to leave", subject(left, "has", "have"),
@@ -232,7 +233,6 @@ func (e *evidence) stuck() []stuck {
 			summing[k] = s
 		}
 	}
-	quorum := int(e.job.GetConsistency().GetQuorum())
 	var found []stuck
 	for _, s := range e.seen() {
 		if s.closed || s.age < stuckAfter {
@@ -257,7 +257,7 @@ func (e *evidence) stuck() []stuck {
 				f.culprit &^= r.cohort
 			}
 		}
-		if f.missing == 0 || quorum > 0 && bits.OnesCount64(union[k]|s.have) >= quorum {
+		if f.missing == 0 || r.quorum > 0 && bits.OnesCount64(union[k]|s.have) >= r.quorum {
 			continue // it is complete, or is closed when somebody asks
 		}
 		found = append(found, f)
@@ -508,9 +508,9 @@ func (e *evidence) idle() string {
 }
 
 // leeway says whom a quorum job does not wait for.
-func (e *evidence) leeway(q *api.Consistency) string {
-	say := fmt.Sprintf("%d of %d ranks are enough, %s after the first", q.GetQuorum(), e.job.GetRanks(),
-		seconds(microseconds(uint64(q.GetWaitUs()))))
+func (e *evidence) leeway() string {
+	say := fmt.Sprintf("%d of %d ranks are enough, %s after the first", e.job.GetQuorum(), e.job.GetRanks(),
+		seconds(microseconds(uint64(e.job.GetWaitUs()))))
 	if gone := e.job.GetGone(); gone != 0 {
 		say += fmt.Sprintf(", and nobody waits for %s, which %s gone", subject(gone, "", ""), verb(gone, "is", "are"))
 	}

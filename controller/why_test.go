@@ -24,6 +24,7 @@ func TestExplain(t *testing.T) {
 		return sight{at: name, epoch: 7, place: spot{round, chunk}, have: have, age: age}
 	}
 	closed := func(c sight) sight { c.closed = true; return c }
+	next := func(c sight) sight { c.epoch++; return c }
 	said := func(rank int, p *api.Progress) []report {
 		reports := make([]report, 4)
 		reports[rank] = report{p, s / 2}
@@ -189,7 +190,7 @@ func TestExplain(t *testing.T) {
 		{
 			name: "a quorum is there",
 			e: evidence{job: running(func(j *api.Job) {
-				j.Gone, j.Consistency = 0b1000, &api.Consistency{Mode: "quorum", Quorum: 3, WaitUs: 100_000}
+				j.Gone, j.Quorum, j.WaitUs = 0b1000, 3, 100_000
 			}), chunks: pool, traffic: none, reports: make([]report, 4)},
 			summary: "nothing waits: 3 chunks are under way, none of them for want of ranks; 3 of 4 ranks are enough, 0.1 s after the first, and nobody waits for rank 3, which is gone",
 		},
@@ -197,7 +198,7 @@ func TestExplain(t *testing.T) {
 			name: "too few for a quorum",
 			e: evidence{job: running(func(j *api.Job) {
 				hybrid(j)
-				j.Gone, j.Consistency = 0b1000, &api.Consistency{Mode: "quorum", Quorum: 3, WaitUs: 100_000}
+				j.Gone, j.Quorum, j.WaitUs = 0b1000, 3, 100_000
 			}), chunks: []sight{at("switch", 7, 1, 0b0101, s)}, traffic: none, reports: make([]report, 4)},
 			summary: "2 of 4 ranks wait for rank 1 on host w1: 1 chunk lacks rank 1, the oldest for 1.0 s; " +
 				"3 of 4 ranks are enough, 0.1 s after the first, and nobody waits for rank 3, which is gone",
@@ -209,12 +210,25 @@ func TestExplain(t *testing.T) {
 			name: "a flush left one out, and too few are there",
 			e: evidence{job: running(func(j *api.Job) {
 				hybrid(j)
-				j.Consistency = &api.Consistency{Mode: "quorum", Quorum: 4, WaitUs: 100_000}
+				j.Quorum, j.WaitUs = 4, 100_000
 			}), chunks: []sight{closed(at("switch", 7, 1, 0b0101, s)), at("s0", 7, 1, 0b1101, s)}, traffic: none, reports: make([]report, 4)},
 			summary:      "3 of 4 ranks wait for rank 1 on host w1: 1 chunk lacks rank 1, the oldest for 1.0 s; 4 of 4 ranks are enough, 0.1 s after the first",
 			blockers:     []int{1},
 			explanations: []string{"rank 1 on host w1 has not sent its part of chunk 1 of round 7 to the switch for 1.0 s; the switch has not seen a single packet of it; it has reported nothing"},
 			waiting:      []string{"s0 round 7 chunks 1-1 have d missing 2"},
+		},
+		{
+			name: "each plan has its own quorum",
+			e: evidence{job: running(func(j *api.Job) {
+				hybrid(j)
+				j.Quorum = 2
+				j.Change = &api.Change{Epoch: 8, Servers: []string{"s0"}, Quorum: 4, WaitsFor: "rank 1 to finish the last round of epoch 7"}
+			}), chunks: []sight{at("s0", 7, 1, 0b0101, s), next(at("s0", 8, 1, 0b0111, s))}, traffic: none, reports: make([]report, 4)},
+			summary: "3 of 4 ranks wait for rank 3 on host w3: 1 chunk lacks rank 3, the oldest for 1.0 s; " +
+				"its change of plan to epoch 8 waits for rank 1 to finish the last round of epoch 7; 2 of 4 ranks are enough, 0.0 s after the first",
+			blockers:     []int{3},
+			explanations: []string{"rank 3 on host w3 has not sent its part of chunk 1 of round 8 to server s0 for 1.0 s; the switch has not seen a single packet of it; it has reported nothing"},
+			waiting:      []string{"s0 round 8 chunks 1-1 have 7 missing 8"},
 		},
 		{
 			name: "recovery and change",

@@ -20,6 +20,8 @@ const (
 	MaxDefaultPool = 32
 	// portQueue is how many packets a simple_switch port holds before it drops the next one.
 	portQueue = 64
+	// MaxWait is the longest that a chunk of a job with a quorum is kept open.
+	MaxWait = time.Hour
 	// SlotsPerPool is the number of switch slots that a job leases per slot of its pool: two versions for each of the
 	// two epochs that are installed while a plan changes.
 	SlotsPerPool = 4
@@ -35,6 +37,11 @@ type Input struct {
 	MaxPool int
 	// Pool is what a job that runs already has leased: the slots per version of whatever plan it gets. 0 = it has none.
 	Pool int
+	// Quorum is how many ranks are enough for a result by what a job with a quorum was created with: its ranks take nothing
+	// less, whatever its plan is. Wait is how long its chunks are kept open for more unless a plan says otherwise. 0 and 0 =
+	// the job has no quorum.
+	Quorum int
+	Wait   time.Duration
 }
 
 // Plan says where each rank of a job is summed. Cohort and Steered are disjoint and cover the ranks.
@@ -44,7 +51,7 @@ type Plan struct {
 	Servers []string // names, in the order in which chunks are dealt to them; none = the switch closes chunks
 	Pool    int      // slots per version, a power of two
 	// Quorum is how many ranks are enough for a result, of a job with a quorum: from the job's own, the least that its ranks
-	// take, to all; Wait is how long a chunk is kept open for more. 0 and 0 = the job's own of both.
+	// take, to all; Wait is how long a chunk is kept open for more. 0 and 0 in other jobs.
 	Quorum int
 	Wait   time.Duration
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -32,6 +33,7 @@ func TestGoodFiles(t *testing.T) {
 		"empty":  {},
 		"server": {Mode: ModeServer, Servers: []string{"s1", "s0"}, Pool: 64},
 		"hybrid": {Rule: "static", Mode: ModeHybrid, Steer: []int{3, 0}},
+		"quorum": {Mode: ModeServer, Quorum: 3, Wait: new(250 * time.Microsecond)},
 	}
 	files, err := filepath.Glob("testdata/*.good.yaml")
 	if err != nil || len(files) != len(want) {
@@ -74,6 +76,8 @@ func TestBadFiles(t *testing.T) {
 
 func TestDecide(t *testing.T) {
 	place := Input{Job: "train", Ranks: 4, Servers: []string{"s0", "s1"}, Slots: 4096}
+	quorum := place
+	quorum.Quorum, quorum.Wait = 2, time.Millisecond
 	quota := place
 	quota.MaxPool = 8
 	for _, tt := range []struct {
@@ -97,6 +101,14 @@ func TestDecide(t *testing.T) {
 		{"hybrid", Static{Mode: ModeHybrid, Steer: []int{3, 0}, Servers: []string{"s1"}, Pool: 64}, place,
 			Plan{Cohort: 0b0110, Steered: 0b1001, Servers: []string{"s1"}, Pool: 64},
 			`rule static, mode hybrid: of the 4 ranks of job "train" the switch sums 1-2 and 0,3 are steered to server s1, which closes chunks; pool 64 takes 256 of 4096 free slots`},
+		{"a quorum, the job's own", Static{Mode: ModeServer}, quorum, Plan{Steered: 0b1111, Servers: []string{"s0", "s1"}, Pool: 32, Quorum: 2, Wait: time.Millisecond},
+			`rule static, mode server: of the 4 ranks of job "train" all (0-3) are steered to servers s0, s1; 2 of them are enough for a result, 1ms after the first; pool 32 takes 128 of 4096 free slots`},
+		{"a larger quorum", Static{Mode: ModeServer, Servers: []string{"s0"}, Pool: 1, Quorum: 4}, quorum,
+			Plan{Steered: 0b1111, Servers: []string{"s0"}, Pool: 1, Quorum: 4, Wait: time.Millisecond},
+			`rule static, mode server: of the 4 ranks of job "train" all (0-3) are steered to server s0; 4 of them are enough for a result, 1ms after the first; pool 1 takes 4 of 4096 free slots`},
+		{"no wait", Static{Mode: ModeServer, Servers: []string{"s0"}, Pool: 1, Wait: new(time.Duration(0))}, quorum,
+			Plan{Steered: 0b1111, Servers: []string{"s0"}, Pool: 1, Quorum: 2},
+			`rule static, mode server: of the 4 ranks of job "train" all (0-3) are steered to server s0; 2 of them are enough for a result, 0s after the first; pool 1 takes 4 of 4096 free slots`},
 		{"a quota", Static{}, quota, Plan{Cohort: 0b1111, Pool: 8},
 			`rule static, mode switch: of the 4 ranks of job "train" the switch sums all (0-3); pool 8 takes 32 of 4096 free slots`},
 		{"more than the quota", Static{Pool: 16}, quota, Plan{Cohort: 0b1111, Pool: 16},
@@ -135,6 +147,12 @@ func TestDecideRefuses(t *testing.T) {
 			`steer: 3 of 4 ranks are steered, which leaves the switch 1 to sum; a cohort has at least 2, otherwise use mode "server"`},
 		{Static{Pool: 1024}, with(func(in *Input) { in.Slots = 4095 }),
 			"a pool of 1024 needs 4096 slots and 4095 are free; choose a smaller pool or remove a job"},
+		{Static{Quorum: 4}, place, `quorum: 4, but the results of job "train" are not made by a quorum; leave it out, or create the job with one`},
+		{Static{Wait: new(time.Duration(0))}, place, `wait: 0s, but the results of job "train" are not made by a quorum; leave it out, or create the job with one`},
+		{Static{Quorum: 1}, with(func(in *Input) { in.Quorum = 2 }),
+			"quorum: 1 is outside 2..4, from what the job was created with, the least that its ranks take, to all of them"},
+		{Static{Quorum: 5}, with(func(in *Input) { in.Quorum = 2 }),
+			"quorum: 5 is outside 2..4, from what the job was created with, the least that its ranks take, to all of them"},
 	} {
 		_, err := tt.rule.Decide(tt.in)
 		if err == nil || err.Error() != tt.want {
@@ -200,10 +218,13 @@ func TestPlanCoversTheRanks(t *testing.T) {
 			Steer:   rapid.SliceOfN(rapid.IntRange(-1, 64), 0, 5).Draw(t, "steer"),
 			Servers: rapid.SliceOfN(rapid.SampledFrom(names), 0, 2).Draw(t, "servers"),
 			Pool:    rapid.SampledFrom([]int{-1, 0, 1, 2, 3, 64, 1 << 20}).Draw(t, "pool"),
+			Quorum:  rapid.SampledFrom([]int{-1, 0, 1, 4, 8, 66}).Draw(t, "quorum"),
+			Wait:    rapid.SampledFrom([]*time.Duration{nil, new(time.Duration(0)), new(time.Millisecond), new(2 * time.Hour)}).Draw(t, "wait"),
 		}
 		in := Input{
 			Job: "j", Ranks: rapid.IntRange(-1, 66).Draw(t, "ranks"),
 			Servers: names[:rapid.IntRange(0, 3).Draw(t, "there")], Slots: rapid.IntRange(0, 4096).Draw(t, "slots"),
+			Quorum: rapid.SampledFrom([]int{0, 1, 3, 8}).Draw(t, "own quorum"),
 		}
 		d, err := rule.Decide(in)
 		if err != nil {
@@ -218,6 +239,8 @@ func TestPlanCoversTheRanks(t *testing.T) {
 			t.Fatal("servers without anything to do")
 		case d.Pool < 1 || d.Pool&(d.Pool-1) != 0 || SlotsPerPool*d.Pool > in.Slots:
 			t.Fatalf("pool %d with %d slots", d.Pool, in.Slots)
+		case (d.Quorum == 0) != (in.Quorum == 0) || d.Quorum < in.Quorum || d.Quorum > in.Ranks || d.Wait < 0 || d.Wait > MaxWait:
+			t.Fatalf("a quorum of %d within %s", d.Quorum, d.Wait)
 		case d.Explanation == "":
 			t.Fatal("no explanation")
 		}
@@ -231,6 +254,41 @@ func TestPlanCoversTheRanks(t *testing.T) {
 			t.Fatal("the same question has two answers")
 		}
 	})
+}
+
+func TestEqual(t *testing.T) {
+	rules := []Static{
+		{}, {Mode: ModeServer}, {Pool: 2}, {Steer: []int{1}}, {Servers: []string{"s0"}}, {Quorum: 3}, {Wait: new(time.Duration(0))}, {Wait: new(time.Second)},
+	}
+	for i, a := range rules {
+		for k, b := range rules {
+			if b.Wait != nil {
+				b.Wait = new(*b.Wait)
+			}
+			if a.Equal(b) != (i == k) {
+				t.Errorf("%+v equals %+v: %v", a, b, i != k)
+			}
+		}
+	}
+}
+
+// TestRule: a plan's rule decides the same plan, also where what is left open would be another by now.
+func TestRule(t *testing.T) {
+	in := Input{Job: "train", Ranks: 4, Servers: []string{"s0", "s1"}, Pool: 32, Quorum: 2, Wait: time.Second}
+	for _, rule := range []Static{
+		{}, {Mode: ModeServer, Servers: []string{"s1"}}, {Mode: ModeHybrid, Steer: []int{0, 3}, Servers: []string{"s1", "s0"}, Quorum: 3, Wait: new(time.Minute)},
+	} {
+		d, err := rule.Decide(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in := in
+		in.Quorum, in.Wait = 1, time.Hour
+		again, err := d.Rule().Decide(in)
+		if err != nil || !again.Plan.Equal(d.Plan) {
+			t.Errorf("of %+v: %+v, %v", d.Plan, again.Plan, err)
+		}
+	}
 }
 
 func TestFormatMask(t *testing.T) {

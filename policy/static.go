@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"slices"
 	"strings"
+	"time"
 )
 
 // RuleStatic is the name of the rule [Static].
@@ -30,6 +31,11 @@ type Static struct {
 	Steer   []int    `yaml:"steer"`   // ModeHybrid: ranks that go to the servers
 	Servers []string `yaml:"servers"` // ModeServer and ModeHybrid: names; empty = all there are
 	Pool    int      `yaml:"pool"`    // slots per version, a power of two; 0 = as many as the switch's ports can queue, at most MaxDefaultPool
+	// Quorum is how many ranks are enough for a result of a job with a quorum: from the job's own to all; 0 = the job's own.
+	Quorum int `yaml:"quorum"`
+	// Wait is how long a chunk of such a job is kept open for more, from its first arrival: up to MaxWait, in whole
+	// microseconds; nil = the job's own.
+	Wait *time.Duration `yaml:"wait"`
 }
 
 // mode returns the mode with its default.
@@ -52,7 +58,8 @@ func (s Static) Complete(servers []string) Static {
 
 // Equal reports whether two rules say the same in the same words.
 func (s Static) Equal(t Static) bool {
-	return s.Rule == t.Rule && s.Mode == t.Mode && s.Pool == t.Pool && slices.Equal(s.Steer, t.Steer) && slices.Equal(s.Servers, t.Servers)
+	return s.Rule == t.Rule && s.Mode == t.Mode && s.Pool == t.Pool && slices.Equal(s.Steer, t.Steer) && slices.Equal(s.Servers, t.Servers) &&
+		s.Quorum == t.Quorum && (s.Wait == nil) == (t.Wait == nil) && (s.Wait == nil || *s.Wait == *t.Wait)
 }
 
 // Validate checks what can be checked without a job. Its errors are of type [*FieldError].
@@ -98,6 +105,24 @@ func (s Static) Validate() error {
 	if s.Pool < 0 || bits.OnesCount(uint(s.Pool)) > 1 {
 		return fieldf("pool", "%d is not a power of two", s.Pool)
 	}
+	if s.Quorum < 0 || s.Quorum > MaxRanks {
+		return fieldf("quorum", "%d is outside 1..%d", s.Quorum, MaxRanks)
+	}
+	if s.Wait == nil {
+		return nil
+	}
+	return CheckWait("wait", *s.Wait)
+}
+
+// CheckWait checks how long chunks are to be kept open, which a field of that name says. Its errors are of type
+// [*FieldError].
+func CheckWait(field string, wait time.Duration) error {
+	if wait < 0 || wait > MaxWait {
+		return fieldf(field, "%s is outside 0s..%s", wait, MaxWait)
+	}
+	if wait%time.Microsecond != 0 {
+		return fieldf(field, "%s is not a whole number of microseconds", wait)
+	}
 	return nil
 }
 
@@ -136,6 +161,10 @@ func (s Static) Decide(in Input) (Decision, error) {
 				"a cohort has at least 2, otherwise use mode %q", len(s.Steer), in.Ranks, n, ModeServer)
 		}
 	}
+	var err error
+	if plan.Quorum, plan.Wait, err = s.quorum(in); err != nil {
+		return Decision{}, err
+	}
 	if in.Pool != 0 {
 		if s.Pool != 0 && s.Pool != in.Pool {
 			return Decision{}, fieldf("pool", "%d, but the job was created with a pool of %d, which stays; leave it out",
@@ -156,6 +185,25 @@ func (s Static) Decide(in Input) (Decision, error) {
 	return Decision{Plan: plan, Explanation: s.explain(in, plan)}, nil
 }
 
+// Rule returns the rule that decides the plan again: who sums, quorum and wait, but not the pool, which stays.
+func (p Plan) Rule() Static {
+	s := Static{Mode: ModeHybrid, Servers: slices.Clone(p.Servers)}
+	switch {
+	case p.Steered == 0:
+		s.Mode, s.Servers = ModeSwitch, nil
+	case p.Cohort == 0:
+		s.Mode = ModeServer
+	default:
+		for m := p.Steered; m != 0; m &= m - 1 {
+			s.Steer = append(s.Steer, bits.TrailingZeros64(m))
+		}
+	}
+	if p.Quorum != 0 {
+		s.Quorum, s.Wait = p.Quorum, new(p.Wait)
+	}
+	return s
+}
+
 func (s Static) servers(in Input) ([]string, error) {
 	if len(in.Servers) == 0 {
 		return nil, fieldf("mode", "mode %q needs an aggregation server, and there is none", s.mode())
@@ -172,6 +220,28 @@ func (s Static) servers(in Input) ([]string, error) {
 	return slices.Clone(s.Servers), nil
 }
 
+// quorum returns how many ranks are enough for a result, and how long a chunk waits for more; 0 and 0 in a job without a
+// quorum.
+func (s Static) quorum(in Input) (ranks int, wait time.Duration, err error) {
+	ranks, wait = in.Quorum, in.Wait
+	if s.Quorum != 0 {
+		ranks = s.Quorum
+	}
+	if s.Wait != nil {
+		wait = *s.Wait
+	}
+	switch {
+	case in.Quorum == 0 && s.Quorum != 0:
+		return 0, 0, fieldf("quorum", "%d, but the results of job %q are not made by a quorum; leave it out, or create the job with one", s.Quorum, in.Job)
+	case in.Quorum == 0 && s.Wait != nil:
+		return 0, 0, fieldf("wait", "%s, but the results of job %q are not made by a quorum; leave it out, or create the job with one", wait, in.Job)
+	case ranks < in.Quorum || ranks > in.Ranks:
+		return 0, 0, fieldf("quorum", "%d is outside %d..%d, from what the job was created with, the least that its ranks take, to all of them",
+			ranks, in.Quorum, in.Ranks)
+	}
+	return ranks, wait, nil
+}
+
 func (s Static) explain(in Input, p Plan) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rule %s, mode %s: of the %d ranks of job %q ", RuleStatic, s.mode(), in.Ranks, in.Job)
@@ -183,6 +253,9 @@ func (s Static) explain(in Input, p Plan) string {
 	case ModeHybrid:
 		fmt.Fprintf(&b, "the switch sums %s and %s are steered to %s, which closes chunks",
 			FormatMask(p.Cohort), FormatMask(p.Steered), serverList(p.Servers))
+	}
+	if p.Quorum != 0 {
+		fmt.Fprintf(&b, "; %d of them are enough for a result, %s after the first", p.Quorum, p.Wait)
 	}
 	if in.Pool != 0 {
 		fmt.Fprintf(&b, "; pool %d stays", p.Pool)

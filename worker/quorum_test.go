@@ -1,11 +1,14 @@
 package worker_test
 
 import (
+	"context"
 	"fmt"
 	"reflect"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"xagg/api"
 	"xagg/worker"
 )
 
@@ -65,4 +68,49 @@ func TestQuorum(t *testing.T) {
 			}
 		})
 	}
+}
+
+// waitController tells workers how long aggregators wait by now, and counts who has asked it again since.
+type waitController struct {
+	*testController
+	waitUS  uint32
+	reports [2]atomic.Int32
+}
+
+func (c *waitController) Report(_ context.Context, req *api.ReportRequest) (*api.ReportReply, error) {
+	if req.Rank < 2 {
+		c.reports[req.Rank].Add(1)
+	}
+	return &api.ReportReply{EveryMs: 20, WaitUs: &c.waitUS}, nil
+}
+
+// TestWaitOfAPlan: a worker that was told of an hour asks for its chunks when the plan has them closed.
+func TestWaitOfAPlan(t *testing.T) {
+	const wait = 50 * time.Millisecond
+	n := newTestnet(t, netConfig{ranks: 3, servers: 1, steered: 0b111, quorum: 2, wait: wait})
+	told := n.consistency()
+	told.WaitUs = uint32(time.Hour.Microseconds())
+	ctl := &waitController{testController: newTestController(&api.Ready{
+		Job: testJob, Epoch: testEpoch, Ranks: 3, Pool: n.pool, MaxChunks: n.chunks, Consistency: told,
+		ServiceIp: "10.77.255.254", ServiceMac: "02:78:61:00:ff:fe",
+	}), waitUS: uint32(wait.Microseconds())}
+	n.client = serve(t, ctl)
+	workers := n.join(t)
+	for r := range ctl.reports {
+		for ctl.reports[r].Load() < 2 { // the answer to the first was taken
+			if t.Context().Err() != nil {
+				t.Fatal("no report")
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	n.each(t, func(r int) error {
+		if r == 2 {
+			return nil // it is slow
+		}
+		_, err := workers[r].AllReduce(ctx, "w", make([]float32, 700))
+		return err
+	})
 }

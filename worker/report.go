@@ -164,6 +164,9 @@ func (r *reporter) call(w *Worker, epoch uint16) (every time.Duration, err error
 		r.rounds = r.rounds[max(0, len(r.rounds)-maxRounds):]
 		return 0, err
 	}
+	if reply.WaitUs != nil {
+		w.endpoint.SetWait(time.Duration(reply.GetWaitUs()) * time.Microsecond)
+	}
 	if r.wanted = reply.GetEveryMs() > 0; !r.wanted {
 		r.rounds = nil
 		return progressInterval, nil

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"xagg/api"
+	"xagg/policy"
 	"xagg/policy/adapt"
 	"xagg/policy/telemetry"
 )
@@ -63,8 +65,10 @@ rules are tested with 'xagg policy test'; with dry_run it only says what it woul
 func newJobExplainCommand(env *env, client *controllerClient) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain NAME",
-		Short: "Say why each rank of a job is where it is: rule, inputs, what holds it",
-		Args:  cobra.ExactArgs(1),
+		Short: "Say why each rank of a job is where it is: rule, inputs, what holds it, alternatives",
+		Long: `Say why each rank of a job is where it is: the rule of its policy, what the ranks measured, and what keeps one where it is. Of a rule that
+predicts, the alternatives with the times that it predicts of them, the cheapest first.`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return client.call(cmd.Context(), func(ctx context.Context, ctl api.ControllerClient) error {
 				reply, err := ctl.Explain(ctx, &api.ExplainRequest{Job: args[0]})
@@ -121,13 +125,15 @@ func writeExplanation(env *env, reply *api.ExplainReply) error {
 	fmt.Fprintf(out, "decision of %.1f s, round %.0f, by rule %s:\n", d.Time, d.Round, d.Rule)
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "RANK\tSUMMED BY\tSCORE\tABOVE ENTER\tBELOW LEAVE\tLAG P50\tP95\tBLOCKED P50\tP95\tLAST\tHELD BECAUSE")
-	ms := func(x float64) string { return fmt.Sprintf("%.1f ms", 1e3*x) }
 	for i, w := range d.Ranks {
 		r := s.Ranks[i]
 		fmt.Fprintf(t, "%d\t%s\t%.4g\t%d rounds\t%d rounds\t%s\t%s\t%s\t%s\t%.0f %%\t%s\n", w.Rank, w.Place, w.Score, w.Enter, w.Leave, ms(r.LagP50),
 			ms(r.LagP95), ms(r.BlockedP50), ms(r.BlockedP95), 100*r.LastShare, w.Held)
 	}
 	if err := t.Flush(); err != nil {
+		return err
+	}
+	if err := writeAlternatives(out, &d); err != nil {
 		return err
 	}
 	for _, m := range d.Moves {
@@ -141,6 +147,46 @@ func writeExplanation(env *env, reply *api.ExplainReply) error {
 	}
 	return nil
 }
+
+// writeAlternatives writes what could be done instead, and what is predicted of it; nothing where the rule does not predict.
+func writeAlternatives(out io.Writer, d *adapt.Decision) error {
+	if len(d.Alternatives) == 0 {
+		return nil
+	}
+	chosen, quorum := d.Chosen(), slices.ContainsFunc(d.Alternatives, func(a adapt.Alternative) bool { return a.Quorum > 0 })
+	fmt.Fprintln(out, "alternatives, the cheapest first, with what is predicted of them:")
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	head := "SERVERS SUM"
+	if quorum {
+		head += "\tENOUGH"
+	}
+	fmt.Fprintln(t, head+"\tROUND\tSLOTS BLOCKED\tCOST")
+	for i, a := range d.Alternatives {
+		row := policy.FormatMask(a.Steered)
+		if quorum {
+			row += fmt.Sprintf("\t%d", a.Quorum)
+		}
+		row += fmt.Sprintf("\t%s\t%s\t%s", ms(a.Round), ms(a.Blocked), ms(a.Cost))
+		if i == chosen {
+			row += "\tchosen"
+		}
+		fmt.Fprintln(t, row)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	switch {
+	case chosen < 0:
+		fmt.Fprintf(out, "that servers sum %s is none of them\n", policy.FormatMask(d.Steered))
+	case d.Alternatives[chosen].Cost > d.Alternatives[0].Cost:
+		fmt.Fprintf(out, "the cheapest is predicted to cost %s less than the chosen one: a rank moves when its score has said so for long enough, and nothing holds it\n",
+			ms(d.Alternatives[chosen].Cost-d.Alternatives[0].Cost))
+	}
+	return nil
+}
+
+// ms spells a time in seconds.
+func ms(seconds float64) string { return fmt.Sprintf("%.1f ms", 1e3*seconds) }
 
 func newRecordCommand(env *env) *cobra.Command {
 	var client controllerClient

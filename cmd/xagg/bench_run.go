@@ -61,8 +61,8 @@ all-reduce. All modes of a scenario run in the same lab, one after the other, in
 The report of the file is made by 'xagg bench report'.
 
 Modes: tcp (a parameter server), ring (all-reduce in a ring over TCP), gloo and mpi (these libraries, where they are
-installed), switch, server, hybrid; server/quorum and hybrid/quorum, which close chunks without the slowest; server/async,
-which waits for nobody. Where a scenario does not allow a mode, or the machine lacks what it takes, the run is listed as skipped.`,
+installed), switch, server, hybrid; server/quorum and hybrid/quorum, which close chunks without the slowest; auto and
+auto/quorum, whose plan follows what is measured; server/async, which waits for nobody. Where a scenario does not allow a mode, or the machine lacks what it takes, the run is listed as skipped.`,
 		Example: `  xagg bench run scenarios/*.yaml
   xagg bench run -f scenarios/slow-4.yaml --modes switch,hybrid,hybrid/quorum --repeat 5 --out slow.jsonl
   xagg bench run -f 'scenarios/*.yaml' --time-limit 10m --repeat 2`,

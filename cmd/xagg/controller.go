@@ -264,12 +264,20 @@ func (c *consistencyFlags) flags(cmd *cobra.Command) {
 
 // proto returns what the flags say. The controller checks it; only what the message cannot hold is an error.
 func (c *consistencyFlags) proto() (*api.Consistency, error) {
-	if c.wait < 0 || c.wait > controller.MaxWait || c.wait%time.Microsecond != 0 {
-		return nil, usagef("--wait %s: want 0s to %s, in whole microseconds", c.wait, controller.MaxWait)
+	if err := checkWait(c.wait); err != nil {
+		return nil, err
 	}
 	return &api.Consistency{
 		Mode: c.mode, Quorum: c.quorum, WaitUs: uint32(c.wait / time.Microsecond), Staleness: c.staleness, Rounds: c.rounds,
 	}, nil
+}
+
+// checkWait refuses what a message cannot hold.
+func checkWait(wait time.Duration) error {
+	if wait < 0 || wait > policy.MaxWait || wait%time.Microsecond != 0 {
+		return usagef("--wait %s: want 0s to %s, in whole microseconds", wait, policy.MaxWait)
+	}
+	return nil
 }
 
 // ruleFlags are the flags that say who sums.
@@ -303,24 +311,44 @@ func (r *ruleFlags) policy() *api.Policy {
 
 func newJobSteerCommand(env *env, client *controllerClient) *cobra.Command {
 	var rule ruleFlags
+	var quorum uint32
+	var wait time.Duration
 	cmd := &cobra.Command{
-		Use:   "steer NAME --mode MODE",
-		Short: "Change who sums, while the job runs",
-		Long: `Change who sums, while the job runs.
+		Use:   "steer NAME [--mode MODE] [--quorum K] [--wait D]",
+		Short: "Change who sums, and a quorum job's quorum and wait, while the job runs",
+		Long: `Change who sums, and a quorum job's quorum and wait, while the job runs.
 
 The new plan is installed beside the old one and announced; the workers change to it between two rounds, all at the same
 one, and nothing stops. The command returns when the change is under way. 'xagg job show NAME' says what it waits for; it
-is over when every rank has finished the last round under the old plan. Until then another change is refused.`,
+is over when every rank has finished the last round under the old plan. Until then another change is refused.
+
+Without --mode who sums stays. Quorum and wait stay too unless they are given; a quorum is at least the one that the job was created
+with, which its workers take for the least.`,
 		Example: `  xagg job steer train --mode hybrid --steer 3
   xagg job steer train --mode server --servers s0
-  xagg job steer train --mode switch`,
+  xagg job steer train --mode switch
+  xagg job steer train --quorum 4 --wait 2ms`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if rule.mode == "" {
-				return usagef("--mode is missing: who is to sum from now on")
+			p := rule.policy()
+			waits := cmd.Flags().Changed("wait")
+			switch {
+			case p == nil && rule.given():
+				return usagef("--steer and --servers belong to a --mode")
+			case p == nil && quorum == 0 && !waits:
+				return usagef("--mode is missing: who is to sum from now on; or --quorum, or --wait: how many ranks are enough, and how long chunks wait for more")
+			case p == nil:
+				p = &api.Policy{Rule: policy.RuleStatic}
+			}
+			p.Quorum = quorum
+			if waits {
+				if err := checkWait(wait); err != nil {
+					return err
+				}
+				p.WaitUs = new(uint32(wait / time.Microsecond))
 			}
 			return client.call(cmd.Context(), func(ctx context.Context, ctl api.ControllerClient) error {
-				job, err := ctl.Steer(ctx, &api.SteerRequest{Job: args[0], Policy: rule.policy()})
+				job, err := ctl.Steer(ctx, &api.SteerRequest{Job: args[0], Policy: p})
 				if err != nil {
 					return err
 				}
@@ -329,6 +357,8 @@ is over when every rank has finished the last round under the old plan. Until th
 		},
 	}
 	rule.flags(cmd, "")
+	cmd.Flags().Uint32Var(&quorum, "quorum", 0, "ranks that are enough for a result of a quorum job (default: as many as now)")
+	cmd.Flags().DurationVar(&wait, "wait", 0, "how long a chunk of a quorum job is kept open for more (default: as long as now)")
 	return cmd
 }
 
@@ -461,6 +491,9 @@ type jobView struct {
 	QuotaSlots  uint32   `json:"quota_slots"` // of the switch, that its weight entitles it to
 	// Consistency says what results are.
 	Consistency consistencyView `json:"consistency"`
+	// Quorum and WaitUS are what the plan makes of a quorum job's: at least the job's own quorum, or as many ranks as are there.
+	Quorum uint32 `json:"quorum,omitempty"`
+	WaitUS uint32 `json:"wait_us,omitempty"`
 	// Change is there while the plan changes; the fields above are the old plan's until no rank needs it any more.
 	Change *changeView `json:"change,omitempty"`
 }
@@ -493,6 +526,16 @@ type changeView struct {
 	Explanation string   `json:"explanation"`
 	Behind      string   `json:"behind"` // ranks that have not finished the last round of the old plan
 	WaitsFor    string   `json:"waits_for"`
+	Quorum      uint32   `json:"quorum,omitempty"`
+	WaitUS      uint32   `json:"wait_us,omitempty"`
+}
+
+// enough says what a plan wants for a result, as the end of a line about it; nothing in a job without a quorum.
+func enough(quorum, waitUS uint32) string {
+	if quorum == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", quorum %d, wait %s", quorum, time.Duration(waitUS)*time.Microsecond)
 }
 
 func viewStatus(address string, r *api.StatusReply) *statusView {
@@ -563,6 +606,7 @@ func viewJob(j *api.Job) jobView {
 		change = &changeView{
 			Epoch: c.GetEpoch(), Cohort: policy.FormatMask(c.GetCohort()), Servers: append([]string{}, c.GetServers()...),
 			Explanation: c.GetExplanation(), Behind: policy.FormatMask(c.GetBehind()), WaitsFor: c.GetWaitsFor(),
+			Quorum: c.GetQuorum(), WaitUS: c.GetWaitUs(),
 		}
 	}
 	awaited := ""
@@ -574,7 +618,7 @@ func viewJob(j *api.Job) jobView {
 		Joined: policy.FormatMask(j.GetJoined()), Left: policy.FormatMask(j.GetLeft()),
 		Gone: policy.FormatMask(j.GetGone()), Awaited: awaited, Recovery: j.GetRecovery(), Note: j.GetNote(), Cohort: policy.FormatMask(j.GetCohort()),
 		Servers: servers, Pool: j.GetPool(), Chunks: j.GetChunks(), Explanation: j.GetExplanation(),
-		Change: change, Depth: j.GetDepth(), Weight: j.GetWeight(), QuotaSlots: j.GetQuotaSlots(),
+		Change: change, Depth: j.GetDepth(), Weight: j.GetWeight(), QuotaSlots: j.GetQuotaSlots(), Quorum: j.GetQuorum(), WaitUS: j.GetWaitUs(),
 		Consistency: consistencyView{
 			Mode: j.GetConsistency().GetMode(), Quorum: j.GetConsistency().GetQuorum(), WaitUS: j.GetConsistency().GetWaitUs(),
 			Staleness: j.GetConsistency().GetStaleness(), Rounds: j.GetConsistency().GetRounds(),
@@ -617,8 +661,8 @@ func (c *controllerClient) printJob(w io.Writer, job *api.Job) error {
 		if j.Recovery != "" {
 			fmt.Fprintf(tw, "recovery\t%s\n", j.Recovery)
 		}
-		fmt.Fprintf(tw, "plan\tcohort %s, servers %s, pool %d, %d chunks per round\n",
-			j.Cohort, listOrNone(j.Servers), j.Pool, j.Chunks)
+		fmt.Fprintf(tw, "plan\tcohort %s, servers %s, pool %d, %d chunks per round%s\n",
+			j.Cohort, listOrNone(j.Servers), j.Pool, j.Chunks, enough(j.Quorum, j.WaitUS))
 		fmt.Fprintf(tw, "weight\t%d, with a quota of %d slots of the switch\n", j.Weight, j.QuotaSlots)
 		fmt.Fprintf(tw, "results\t%s; up to %d rounds under way\n", j.Consistency, j.Depth)
 		fmt.Fprintf(tw, "why\t%s\n", j.Explanation)
@@ -626,7 +670,8 @@ func (c *controllerClient) printJob(w io.Writer, job *api.Job) error {
 			fmt.Fprintf(tw, "note\t%s\n", j.Note)
 		}
 		if c := j.Change; c != nil {
-			fmt.Fprintf(tw, "changing\tto epoch %d: cohort %s, servers %s\n", c.Epoch, c.Cohort, listOrNone(c.Servers))
+			fmt.Fprintf(tw, "changing\tto epoch %d: cohort %s, servers %s%s\n", c.Epoch, c.Cohort, listOrNone(c.Servers),
+				enough(c.Quorum, c.WaitUS))
 			fmt.Fprintf(tw, "why\t%s\n", c.Explanation)
 			fmt.Fprintf(tw, "waits for\t%s\n", c.WaitsFor)
 		}
@@ -704,12 +749,20 @@ func countLine(w io.Writer, title string, counts map[string]uint64) {
 	}
 }
 
+// quorumOrAll says how many ranks are enough, in a table.
+func quorumOrAll(quorum uint32) string {
+	if quorum == 0 {
+		return "all"
+	}
+	return fmt.Sprint(quorum)
+}
+
 func jobTable(w io.Writer, jobs []jobView) {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	defer tw.Flush()
-	fmt.Fprintln(tw, "JOB\tID\tEPOCH\tSTATE\tRANKS\tJOINED\tLEFT\tCOHORT\tSERVERS\tWEIGHT\tPOOL\tCHUNKS")
+	fmt.Fprintln(tw, "JOB\tID\tEPOCH\tSTATE\tRANKS\tJOINED\tLEFT\tCOHORT\tSERVERS\tQUORUM\tWEIGHT\tPOOL\tCHUNKS")
 	for _, j := range jobs {
-		fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%d\t%s\t%s\t%s\t%s\t%d\t%d\t%d\n", j.Name, j.ID, j.Epoch, j.State, j.Ranks, j.Joined, j.Left,
-			j.Cohort, listOrNone(j.Servers), j.Weight, j.Pool, j.Chunks)
+		fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\n", j.Name, j.ID, j.Epoch, j.State, j.Ranks, j.Joined, j.Left,
+			j.Cohort, listOrNone(j.Servers), quorumOrAll(j.Quorum), j.Weight, j.Pool, j.Chunks)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"xagg/policy"
 	"xagg/policy/adapt"
 	"xagg/policy/cases"
-	"xagg/policy/rules"
 	"xagg/policy/telemetry"
 	"xagg/policy/trace"
 )
@@ -39,7 +38,7 @@ func newPolicyRulesCommand(env *env) *cobra.Command {
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				src, err := rules.Source(args[0])
+				src, err := adapt.Source(args[0])
 				if err != nil {
 					return usagef("%w", err)
 				}
@@ -47,8 +46,10 @@ func newPolicyRulesCommand(env *env) *cobra.Command {
 				return nil
 			}
 			t := tabwriter.NewWriter(env.stdout, 0, 0, 2, ' ', 0)
-			for _, name := range rules.Names() {
-				r, err := rules.Shipped(name)
+			for _, name := range adapt.Names() {
+				c := adapt.DefaultConfig()
+				c.Rule = name
+				r, err := c.Compile(0)
 				if err != nil {
 					return err
 				}
@@ -200,6 +201,9 @@ func newPolicyReplayCommand(env *env) *cobra.Command {
 		Long: `Let policies decide from what a trace recorded, and show every round in which one of them moves a rank. First the trace's own
 policy decides again, and each of its decisions must be the recorded one, byte for byte.
 
+Where a rule predicts, the time of a round that is predicted of each division of the ranks is shown beside it, and its mean over the trace: as
+the policy predicts it itself, else as the recorded one does, else as the first of the others.
+
 What ranks would have measured under another plan nobody knows: the numbers stay the recorded ones.
 
 Exit codes:
@@ -260,11 +264,13 @@ func replayTrace(env *env, t *trace.Trace, names []string, configs []adapt.Confi
 	if output == "json" {
 		enc := json.NewEncoder(env.stdout)
 		for i := range all {
-			for _, d := range all[i] {
+			for k, d := range all[i] {
+				round, _ := predicted(t, all, k, &d)
 				if err := enc.Encode(struct {
 					Policy   string         `json:"policy"`
 					Decision adapt.Decision `json:"decision"`
-				}{names[i], d}); err != nil {
+					Round    float64        `json:"round,omitempty"` // that is predicted of it, s
+				}{names[i], d, round}); err != nil {
 					return err
 				}
 			}
@@ -278,28 +284,74 @@ func replayTrace(env *env, t *trace.Trace, names []string, configs []adapt.Confi
 		fmt.Fprintf(w, "\t%s", name)
 	}
 	fmt.Fprintln(w)
+	type predictions struct {
+		sum   float64 // of times of rounds, s
+		steps int
+	}
+	columns, any := make([]predictions, 1+len(all)), false
 	for k, step := range t.Steps {
-		cells := []string{"?"}
+		var cells []string
 		moved := false
-		if d := step.Decision; d != nil {
-			cells[0] = summary(d)
-			moved = len(d.Moves) > 0 || d.Error != ""
-		}
-		for i := range all {
-			d := &all[i][k]
-			cells = append(cells, summary(d))
-			moved = moved || len(d.Moves) > 0
+		for i := range columns {
+			d := step.Decision
+			if i > 0 {
+				d = &all[i-1][k]
+			}
+			if d == nil {
+				cells = append(cells, "?")
+				continue
+			}
+			round, ok := predicted(t, all, k, d)
+			if ok {
+				any = true
+				columns[i].sum += round
+				columns[i].steps++
+			}
+			cells = append(cells, summary(d, round))
+			moved = moved || len(d.Moves) > 0 || i == 0 && d.Error != ""
 		}
 		if moved || k == len(t.Steps)-1 {
 			fmt.Fprintf(w, "%.2f s\t%.0f\t%s\n", step.Snapshot.Time, step.Snapshot.Job.Round, strings.Join(cells, "\t"))
 		}
 	}
+	if any {
+		fmt.Fprint(w, "mean\t")
+		for _, c := range columns {
+			if c.steps == 0 {
+				fmt.Fprint(w, "\tnothing is predicted")
+				continue
+			}
+			fmt.Fprintf(w, "\tround %s, predicted in %d of %d steps", ms(c.sum/float64(c.steps)), c.steps, len(t.Steps))
+		}
+		fmt.Fprintln(w)
+	}
 	return w.Flush()
 }
 
-// summary is a decision in few words.
-func summary(d *adapt.Decision) string {
+// predicted returns the time of a round that is predicted of a decision from step k, in s: by its own rule, or else by that of the recorded one or of
+// the first of the others that knows of such a division.
+func predicted(t *trace.Trace, all [][]adapt.Decision, k int, d *adapt.Decision) (round float64, ok bool) {
+	by := []*adapt.Decision{d, t.Steps[k].Decision}
+	for i := range all {
+		by = append(by, &all[i][k])
+	}
+	for _, other := range by {
+		if other == nil {
+			continue
+		}
+		if i := d.Find(other.Alternatives); i >= 0 {
+			return other.Alternatives[i].Round, true
+		}
+	}
+	return 0, false
+}
+
+// summary is a decision in few words. round is what is predicted of it, in s; 0: nothing.
+func summary(d *adapt.Decision, round float64) string {
 	s := "servers sum " + policy.FormatMask(d.Steered)
+	if round > 0 {
+		s += ", round " + ms(round)
+	}
 	for _, m := range d.Moves {
 		s += fmt.Sprintf("; %d to %s: %s", m.Rank, m.To, m.Why)
 	}

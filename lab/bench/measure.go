@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -67,6 +68,16 @@ func (r *record) take(job, rank int, line []byte) error {
 		r.ends()
 	}
 	return nil
+}
+
+// under returns which measured round of a rank was under way at a moment of the monotonic clock: negative ones are warm-up.
+func (r *record) under(job, rank int, at time.Duration) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n, _ := slices.BinarySearchFunc(r.rounds[job][rank], at, func(round loop.Round, at time.Duration) int {
+		return cmp.Compare(time.Duration(round.Begin), at+1)
+	})
+	return max(n-1, 0) - r.s.Warmup
 }
 
 // jobs returns what the run came to.

@@ -67,6 +67,12 @@ func TestRecord(t *testing.T) {
 	if want := []string{"begins with 9 left", "ends"}; !slices.Equal(moments, want) {
 		t.Errorf("moments %q, want %q", moments, want)
 	}
+	// Rank 1 began its rounds at 0, 21 and 41 ms; the first is warm-up.
+	for at, want := range map[time.Duration]int{-1: -1, 0: -1, 20 * ms: -1, 21 * ms: 0, 40 * ms: 0, 41 * ms: 1, time.Hour: 1} {
+		if got := r.under(0, 1, at); got != want {
+			t.Errorf("after %v round %d is under way, want %d", at, got, want)
+		}
+	}
 	jobs, err := r.jobs(7)
 	if err != nil || len(jobs) != 1 {
 		t.Fatalf("%d jobs, %v", len(jobs), err)

@@ -82,12 +82,22 @@ func (r *bedRun) run(ctx context.Context) (_ *results.Run, err error) {
 	if err = errors.Join(append(r.errs, err)...); err != nil {
 		return nil, err
 	}
+	if err := remove(); err != nil { // which ends what the controller tells of policies
+		return nil, err
+	}
 	run := &results.Run{}
 	if run.Jobs, err = r.record.jobs(r.seed); err != nil {
 		return nil, err
 	}
-	for i := range jobs {
-		run.Jobs[i].Slots, run.Jobs[i].Memory, run.Jobs[i].Open = jobs[i].slots, jobs[i].memory, open[i]
+	for i, l := range jobs {
+		j := &run.Jobs[i]
+		j.Slots, j.Memory, j.Open = l.slots, l.memory, open[i]
+		if l.decided == nil {
+			continue
+		}
+		if j.Moves, err = l.decided.moves(j.Name, func(rank int, at time.Duration) int { return r.record.under(i, rank, at) }); err != nil {
+			return nil, err
+		}
 	}
 	run.Usage = usage(r.looks[0], r.looks[1], sumUsed(r.workers), sumUsed(r.servers))
 	run.Usage.Bytes = r.record.bytes(r.looks[0].at, r.looks[1].at)
@@ -124,11 +134,12 @@ func (r *bedRun) look(ctx context.Context, i int) {
 type lease struct {
 	id      uint32
 	servers []string
-	slots   int    // of the switch
-	memory  uint64 // bytes on servers
+	slots   int        // of the switch
+	memory  uint64     // bytes on servers
+	decided *decisions // nil where the plan stays
 }
 
-// createJobs creates the jobs of a mode of this project; in others there are none. remove takes them away again.
+// createJobs creates the jobs of a mode of this project; in others there are none. remove takes those away that are there.
 func (r *bedRun) createJobs(ctx context.Context) (jobs []lease, remove func() error, err error) {
 	client := api.NewControllerClient(r.testbed.Controller())
 	var names []string
@@ -136,7 +147,8 @@ func (r *bedRun) createJobs(ctx context.Context) (jobs []lease, remove func() er
 		var errs []error
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		for _, name := range names {
+		for ; len(names) > 0; names = names[1:] {
+			name := names[0]
 			if _, err := client.RemoveJob(ctx, &api.RemoveJobRequest{Name: name}); err != nil {
 				errs = append(errs, fmt.Errorf("remove job %s: %s", name, status.Convert(err).Message()))
 			}
@@ -163,6 +175,11 @@ func (r *bedRun) createJobs(ctx context.Context) (jobs []lease, remove func() er
 		l := lease{id: job.Id, servers: job.Servers, slots: int(before.GetSwitch().GetSlotsFree()) - int(after.GetSwitch().GetSlotsFree())}
 		for i, s := range after.GetServers() {
 			l.memory += uint64(before.GetServers()[i].GetInfo().GetSlotsFree()-s.GetInfo().GetSlotsFree()) * xdp.SlotSize
+		}
+		if r.mode.Rule() != "" {
+			if l.decided, err = follow(ctx, client, j.Name); err != nil {
+				return nil, remove, err
+			}
 		}
 		jobs = append(jobs, l)
 		before = after

@@ -54,14 +54,17 @@ type Step struct {
 }
 
 // Steps returns the runs in their order: scenario by scenario; in each, repetition by repetition; in each of these all modes one
-// after the other, beginning with another one in every repetition. So whatever changes on the machine meanwhile meets all
-// modes alike, and no mode always runs after the same other.
+// after the other, in every second one backwards, and then beginning with another one. So whatever changes on the machine meanwhile meets all
+// modes alike, of any two modes each comes first in half of the repetitions, and none always runs after the same other.
 func (s *Suite) Steps() []Step {
 	var steps []Step
 	for _, sc := range s.Scenarios {
 		for repetition := range s.Repeat {
 			for i := range s.Modes {
-				mode := s.Modes[(i+repetition)%len(s.Modes)]
+				if repetition%2 == 1 {
+					i = len(s.Modes) - 1 - i
+				}
+				mode := s.Modes[(i+repetition/2)%len(s.Modes)]
 				step := Step{
 					Number: len(steps), Scenario: sc, Mode: mode, Repetition: repetition, Seed: sc.Seed + uint64(repetition), Skip: sc.Skip(mode),
 				}

@@ -45,16 +45,45 @@ func TestSteps(t *testing.T) {
 	}
 	want := []string{
 		"with tcp 0 7 ", "with gloo 0 7 no gloo", "with server/quorum 0 7 ",
-		"with gloo 1 8 no gloo", "with server/quorum 1 8 ", "with tcp 1 8 ",
+		"with server/quorum 1 8 ", "with gloo 1 8 no gloo", "with tcp 1 8 ",
 		"without tcp 0 7 ", "without gloo 0 7 no gloo", "without server/quorum 0 7 job tra",
-		"without gloo 1 8 no gloo", "without server/quorum 1 8 job tra", "without tcp 1 8 ",
+		"without server/quorum 1 8 job tra", "without gloo 1 8 no gloo", "without tcp 1 8 ",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	steps := s.Steps()
-	if est, want := Estimate(steps), 2*openTime+steps[0].Estimate+steps[2].Estimate+steps[4].Estimate+steps[5].Estimate+steps[6].Estimate+steps[11].Estimate; est != want {
+	if est, want := Estimate(steps), 2*openTime+steps[0].Estimate+steps[2].Estimate+steps[3].Estimate+steps[5].Estimate+steps[6].Estimate+steps[11].Estimate; est != want {
 		t.Errorf("estimate %v, want %v", est, want)
+	}
+}
+
+// TestStepsAlternate: of any two modes each comes first in half of the repetitions.
+func TestStepsAlternate(t *testing.T) {
+	s := Suite{Scenarios: []*scenario.Scenario{parse(t, "one", "")}, Modes: []scenario.Mode{"tcp", "ring", "switch", "server", "auto"}, Repeat: 10}
+	at := map[scenario.Mode][]int{}
+	followed := map[[2]scenario.Mode]bool{}
+	for i, step := range s.Steps() {
+		at[step.Mode] = append(at[step.Mode], step.Number)
+		if i%len(s.Modes) > 0 {
+			followed[[2]scenario.Mode{s.Steps()[i-1].Mode, step.Mode}] = true
+		}
+	}
+	for i, a := range s.Modes {
+		for _, b := range s.Modes[:i] {
+			first := 0
+			for repetition := range s.Repeat {
+				if at[a][repetition] < at[b][repetition] {
+					first++
+				}
+			}
+			if first != s.Repeat/2 {
+				t.Errorf("%s comes before %s in %d of %d repetitions", a, b, first, s.Repeat)
+			}
+		}
+	}
+	if len(followed) < 2*len(s.Modes) {
+		t.Errorf("only %d pairs of modes follow each other", len(followed))
 	}
 }
 

@@ -70,21 +70,18 @@ func (x *xagg) Leave(ctx context.Context) error { return x.worker.Leave(ctx) }
 func (x *xagg) Close() error { return x.worker.Close() }
 
 // JobRequest returns what the controller is asked for before a job of a scenario can run in a mode of this project. Who is
-// slow, the plan of a mode that follows what is measured has to find out: in a hybrid one it is rank 0 that servers sum first.
+// slow, the plan of a mode that follows what is measured has to find out.
 func JobRequest(s *scenario.Scenario, job int, m scenario.Mode) *api.CreateJobRequest {
 	j, c := &s.Jobs[job], s.Consistency(job, m)
 	p := &api.Policy{Rule: policy.RuleStatic, Mode: string(m.Policy()), Pool: uint32(j.Pool)}
-	follow, steered := "", s.Steered(job)
+	follow := ""
 	if rule := m.Rule(); rule != "" {
 		a := adapt.DefaultConfig()
 		a.Rule = rule
-		if c.Mode == controller.ModeQuorum {
-			a.MinSteered = 1 // its results are made by servers
-		}
-		follow, steered = a.YAML(), []int{0}
+		follow = a.YAML()
 	}
 	if m.Policy() == policy.ModeHybrid {
-		for _, rank := range steered {
+		for _, rank := range s.Steered(job) {
 			p.Steer = append(p.Steer, uint32(rank))
 		}
 	}

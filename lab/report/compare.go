@@ -18,6 +18,7 @@ const (
 	PaperLeast = 0.49
 	PaperMost  = 0.82
 	MaxWorse   = 0.02
+	MaxRegret  = 0.05 // by how much longer rounds may take than with the best static choice where a plan follows what is measured
 )
 
 // about says what a mode is.
@@ -54,6 +55,7 @@ func Compare(a *results.Analysis, more ...*Extra) *Document {
 	}
 	d := &Document{Title: "Ways of aggregating gradients, compared"}
 	d.Sections = append(d.Sections, c.answer(), c.claims(), c.sync())
+	d.Sections = append(d.Sections, c.regret()...)
 	if len(a.Scenarios) > 0 {
 		d.Sections = append(d.Sections, Section{ID: "scenarios", Title: "Scenarios", Level: 2, Blocks: []Block{{Paragraph: timesExplained}}})
 	}
@@ -453,6 +455,49 @@ func (c *comparison) sync() Section {
 	return s
 }
 
+// regret holds modes whose plan follows what is measured against each static choice; there is no such section without both.
+func (c *comparison) regret() []Section {
+	t := &Table{Caption: "Mean time of a round in multiples of that with each static choice, with the interval of 95 %", Head: []string{"scenario", "mode", "round (ms)"}}
+	for _, static := range results.Static {
+		t.Head = append(t.Head, "of "+static)
+	}
+	t.Head = append(t.Head, "upper bound, of the best", fmt.Sprintf("at most %.0f %% more", 100*MaxRegret), fmt.Sprintf("alike ranks: at most %.0f %% more than switch", 100*MaxWorse))
+	for _, k := range c.cases {
+		for _, r := range k.job.Regrets {
+			mode := c.Modes[r.Mode]
+			row := Row{Head: c.name(k), Cells: []Cell{{Text: mode}, {Text: milliseconds(1 / k.job.Cells[r.Mode].Rate)}}}
+			worst, even := r.Worst(), Cell{Text: "–", Mark: Absent}
+			for _, static := range results.Static {
+				cell := Cell{Text: "–", Mark: Absent}
+				for other, e := range r.Of {
+					if way, _, _ := strings.Cut(c.Modes[other], "/"); way != static {
+						continue
+					}
+					cell = c.estimate(e)
+					if c.Modes[other] == results.Base && !k.scenario.Heterogeneous {
+						even = Cell{Text: e.AtMost(1 + MaxWorse).String()}
+					}
+				}
+				row.Cells = append(row.Cells, cell)
+			}
+			bound := Cell{Text: "–", Mark: Absent}
+			if !math.IsInf(worst, 1) && worst > 0 {
+				bound = Cell{Text: ratio(worst)}
+			}
+			row.Cells = append(row.Cells, bound, Cell{Text: r.AtMost(1 + MaxRegret).String()}, even)
+			t.Rows = append(t.Rows, row)
+		}
+	}
+	if len(t.Rows) == 0 {
+		return nil
+	}
+	return []Section{{ID: "regret", Title: "Does the policy choose well?", Level: 2, Blocks: []Block{
+		{Paragraph: "A plan that follows what is measured begins without knowing anything, and is held against every choice that stays as it is. Static hybrid is told who is " +
+			"slow. The mean time of a round is what all measured rounds together took, by their number. Each ratio is of pairs, as all ratios here; which static choice " +
+			"is the best is not looked up in the same measurements: the upper bound is the largest of all of them, so that it holds against each, whichever is the best."},
+		{Table: t}}}}
+}
+
 // gain spells what a ratio saves.
 func gain(r float64) string { return fmt.Sprintf("%.0f %%", math.Round(100*(1-r))+0) } // no -0
 
@@ -475,6 +520,7 @@ func (c *comparison) scenario(i int) Section {
 			Block{Figure: c.times(fmt.Sprintf("%s-j%d-times", id, n+1), "Communication time"+of, job)},
 			Block{Table: c.timeTable("Times"+of, job)},
 			Block{Table: c.trafficTable("Traffic and memory"+of, sc, job)})
+		s.Blocks = append(s.Blocks, c.decisions(of, job)...)
 		if f := c.open(fmt.Sprintf("%s-j%d-open", id, n+1), "Slots held over time"+of, job); f != nil {
 			s.Blocks = append(s.Blocks, Block{Figure: f})
 		}
@@ -512,6 +558,54 @@ func (c *comparison) timeTable(caption string, job *results.JobResult) *Table {
 		}})
 	}
 	return t
+}
+
+// decisions says what policies have decided: how often, and of each run what and why; nothing where no plan follows what is measured.
+func (c *comparison) decisions(of string, job *results.JobResult) []Block {
+	t := &Table{Caption: "Ranks that the policy has moved" + of + "; rounds below 0 are warm-up", Head: []string{"mode", "runs", "moves a run", "first move in round", "ranks that were moved"}}
+	var text strings.Builder
+	for m, mode := range c.Modes {
+		decided := job.Cells[m].Decided
+		if len(decided) == 0 {
+			continue
+		}
+		var moves, first []int
+		var ranks []uint64
+		for _, d := range decided {
+			fmt.Fprintf(&text, "%s, repetition %d:", mode, d.Repetition+1)
+			for i, move := range d.Moves {
+				fmt.Fprintf(&text, "\n  round %d: rank %d to the %s: %s", move.Round, move.Rank, move.To, move.Why)
+				if i == 0 {
+					first = append(first, move.Round)
+				}
+				if rank := uint64(move.Rank); !slices.Contains(ranks, rank) {
+					ranks = append(ranks, rank)
+				}
+			}
+			if len(d.Moves) == 0 {
+				text.WriteString(" nobody is moved")
+			}
+			text.WriteString("\n")
+			moves = append(moves, len(d.Moves))
+		}
+		who := Cell{Text: numbers(ranks)}
+		if len(ranks) == 0 {
+			who = Cell{Text: "–", Mark: Absent}
+		}
+		t.Rows = append(t.Rows, Row{mode, []Cell{{Text: grouped(len(decided))}, between(moves), between(first), who}})
+	}
+	if len(t.Rows) == 0 {
+		return nil
+	}
+	return []Block{{Table: t}, {Listing: &Listing{"What the policy has decided" + of + ", and why", text.String()}}}
+}
+
+// between spells the smallest and the greatest of some numbers.
+func between(all []int) Cell {
+	if len(all) == 0 {
+		return Cell{Text: "–", Mark: Absent}
+	}
+	return Cell{Text: span(float64(slices.Min(all)), float64(slices.Max(all)), func(x float64) string { return strconv.Itoa(int(x)) })}
 }
 
 func (c *comparison) trafficTable(caption string, sc *results.ScenarioResult, job *results.JobResult) *Table {

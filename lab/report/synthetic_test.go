@@ -45,13 +45,14 @@ var costs = map[string]struct {
 	"switch":        {1.15, map[string]float64{"switch": 16, "workers": 11, "controller": 0.4, "kernel": 2}},
 	"server":        {1.22, map[string]float64{"switch": 18, "server": 4, "workers": 11, "controller": 0.5, "kernel": 2}},
 	"hybrid":        {1.1, map[string]float64{"switch": 17, "server": 2, "workers": 11, "controller": 0.5, "kernel": 2}},
+	"auto":          {1.14, map[string]float64{"switch": 17, "server": 2, "workers": 11, "controller": 0.6, "kernel": 2}},
 	"hybrid/quorum": {1.12, map[string]float64{"switch": 17, "server": 3, "workers": 11, "controller": 0.5, "kernel": 2}},
 }
 
 // synthetic returns plausible results: a seed has a skipped mode, a failed run, and two runs that the machine limited.
 func synthetic(t testing.TB, seed uint64) *results.File {
 	rnd := rand.New(rand.NewPCG(seed, 5))
-	modes := []string{"tcp", "ring", "gloo", "switch", "server", "hybrid", "hybrid/quorum"}
+	modes := []string{"tcp", "ring", "gloo", "switch", "server", "hybrid", "auto", "hybrid/quorum"}
 	h := results.Header{
 		Time: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), Command: []string{"xagg", "bench", "run", "-f", "scenarios/*.yaml"}, Revision: "0123456789ab",
 		CPU: "Some Processor 9000 @ 2.40GHz", Cores: 2, Memory: 8 << 30, Kernel: "6.12.0-amd64", Lab: "netns", Switch: "engine", XDPMode: "native",
@@ -80,6 +81,8 @@ func synthetic(t testing.TB, seed uint64) *results.File {
 					r.Skipped = "the scenario's job has no quorum"
 				case mode == "ring" && w.name == "link-25" && rep == 1:
 					r.Failed = "rank 2: read tcp: connection reset by peer"
+				case mode == "auto":
+					w.run(rand.New(rand.NewPCG(seed, uint64(100+rep))), &r, machine) // leaves the others what they are
 				default:
 					w.run(rnd, &r, machine)
 				}
@@ -133,6 +136,15 @@ func (w world) run(rnd *rand.Rand, r *results.Run, machine float64) {
 				j.IdealSpan += (own + ideal) / ranks
 			}
 			j.Comm, j.Round, j.Compute, j.Floor = append(j.Comm, comm), append(j.Round, round), append(j.Compute, compute), append(j.Floor, floor)
+		}
+		if r.Mode == "auto" {
+			j.Moves = []results.Move{}
+			if slow != nil {
+				j.Moves = append(j.Moves, results.Move{Round: 3 - 2*r.Repetition, Rank: 3, To: "server", Why: "score 9.5 above 4 in 5 of 8 rounds"})
+			}
+			if slow[2] > 1 {
+				j.Moves = append(j.Moves, results.Move{Round: 12, Rank: 2, To: "server", Why: "score 5 above 4 in 6 of 8 rounds"})
+			}
 		}
 		if results.Consistency(r.Mode) != "sync" && slow != nil {
 			j.Late = j.Chunks / ranks

@@ -53,7 +53,8 @@ type JobResult struct {
 	Cells                          []Cell // by mode, as in Analysis.Modes
 	// Best are the modes with the shortest communication time, of those whose ratio to the base is resolved: the first, and
 	// those that nothing shows to be slower.
-	Best []int
+	Best    []int
+	Regrets []Regret // of the modes whose plan follows what is measured
 }
 
 // Cell is what a job came to in a mode. Times are seconds. All repetitions are in it, but those that the machine limited only if
@@ -76,7 +77,14 @@ type Cell struct {
 	Error                 float64 // the largest
 	Slots                 int
 	Memory                uint64
-	Open                  []Sample // of the first run in it
+	Open                  []Sample  // of the first run in it
+	Decided               []Decided // by run of those in it in which a policy decided
+}
+
+// Decided is what the policy decided in a run.
+type Decided struct {
+	Repetition int // from 0
+	Moves      []Move
 }
 
 // Cost is what a scenario's runs in a mode took from the machine.
@@ -285,10 +293,11 @@ func (sc *ScenarioResult) jobs(modes []string, all [][]trial, limit float64) err
 				job.Cells[m].OfFloor.Limited, job.Cells[m].Span.Limited = limited, limited
 			}
 			if base >= 0 {
-				job.Cells[m].OfBase = compare(i, all[m], all[base])
+				job.Cells[m].OfBase = compare(all[m], all[base], commOf(i))
 			}
 		}
 		job.best(i, all, limit)
+		job.regrets(i, modes, all)
 	}
 	return nil
 }
@@ -315,6 +324,9 @@ func cell(i int, trials []trial) Cell {
 		seconds += j.Span
 		rounds += len(j.Comm[0])
 		c.Error = max(c.Error, j.Error)
+		if j.Moves != nil {
+			c.Decided = append(c.Decided, Decided{t.Repetition, j.Moves})
+		}
 		if f := mean(j.take(j.Floor)); f > 0 {
 			ofFloor = append(ofFloor, j.comm()/f)
 		}
@@ -351,15 +363,18 @@ func (j *Job) slowest(round int) float64 {
 // comm returns the mean communication time.
 func (j *Job) comm() float64 { return mean(j.take(j.Comm)) }
 
-// compare returns the communication time of job i in multiples of the base's.
-func compare(i int, trials, base []trial) Estimate {
+// commOf returns the function that takes the mean communication time of job i of a run.
+func commOf(i int) func(*Run) float64 { return func(r *Run) float64 { return r.Jobs[i].comm() } }
+
+// compare returns a time of runs in multiples of the base's.
+func compare(trials, base []trial, time func(*Run) float64) Estimate {
 	use, limited := used(trials)
 	ofUse, ofLimited := used(base)
 	var pairs []float64
 	for _, t := range use {
 		for _, b := range ofUse {
 			if t.session == b.session && t.Repetition == b.Repetition {
-				if took, of := t.Jobs[i].comm(), b.Jobs[i].comm(); took > 0 && of > 0 {
+				if took, of := time(t.Run), time(b.Run); took > 0 && of > 0 {
 					pairs = append(pairs, took/of)
 				}
 			}
@@ -384,7 +399,7 @@ func (j *JobResult) best(i int, all [][]trial, limit float64) {
 	}
 	j.Best = []int{first}
 	for m := range j.Cells {
-		if m != first && claim(m) && compare(i, all[m], all[first]).AtMost(1) != No {
+		if m != first && claim(m) && compare(all[m], all[first], commOf(i)).AtMost(1) != No {
 			j.Best = append(j.Best, m)
 		}
 	}

@@ -196,6 +196,11 @@ func (j *Job) check() error {
 			}
 		}
 	}
+	for _, m := range j.Moves {
+		if m.Rank < 0 || m.Rank >= ranks || m.Round >= rounds {
+			return fmt.Errorf("rank %d is moved in round %d, there are %d ranks and %d rounds", m.Rank, m.Round, ranks, rounds)
+		}
+	}
 	if len(j.take(j.Comm)) == 0 {
 		return errors.New("all rounds were skipped")
 	}

@@ -115,6 +115,8 @@ func TestReadErrors(t *testing.T) {
 		"ranks":           {run(func(r *Run) { r.Jobs[0].Floor = times(3, 5, 1) }), "floor has 3 ranks, comm 4"},
 		"rounds":          {run(func(r *Run) { r.Jobs[0].Round[2] = []float64{1} }), "round of rank 2 has 1 rounds"},
 		"negative":        {run(func(r *Run) { r.Jobs[0].Comm[1][1] = -1 }), "comm of rank 1: -1 seconds"},
+		"moves":           {run(func(r *Run) { r.Jobs[0].Moves = []Move{{Round: -1, Rank: 4, To: "server"}} }), "rank 4 is moved in round -1, there are 4 ranks and 5 rounds"},
+		"moves late":      {run(func(r *Run) { r.Jobs[0].Moves = []Move{{Round: 5, Rank: 1, To: "server"}} }), "rank 1 is moved in round 5"},
 		"skipped":         {run(func(r *Run) { r.Jobs[0].Skipped = [][]int{nil, {1, 5}} }), "rank 1 has skipped rounds [1 5] of 5"},
 		"skipped twice":   {run(func(r *Run) { r.Jobs[0].Skipped = [][]int{{1, 1}} }), "rank 0 has skipped rounds [1 1] of 5"},
 		"skipped by whom": {run(func(r *Run) { r.Jobs[0].Skipped = make([][]int, 5) }), "skipped has rank 4, comm 4 ranks"},

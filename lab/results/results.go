@@ -86,6 +86,17 @@ type Job struct {
 	Slots  int      `json:"slots"`
 	Memory uint64   `json:"memory"`
 	Open   []Sample `json:"open,omitempty"`
+	// Moves are the ranks that the policy of a mode whose plan follows what is measured has moved, in the order of time, warm-up included; nil in
+	// other modes.
+	Moves []Move `json:"moves,omitzero"`
+}
+
+// Move is a rank that is summed elsewhere from then on.
+type Move struct {
+	Round int    `json:"round"` // of the rank, from 0, that was under way; negative ones are warm-up
+	Rank  int    `json:"rank"`
+	To    string `json:"to"`  // "switch" or "server"
+	Why   string `json:"why"` // what the rule says
 }
 
 // Sample is a look at what a job holds on servers.

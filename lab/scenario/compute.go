@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Compute returns how long a rank of a job computes in a round. It depends on the scenario, the seed and these numbers alone.
+// Compute returns how long a rank of a job computes in a round, counted from the first of the warm-up. It depends on the scenario, the
+// seed and these numbers alone.
 func (s *Scenario) Compute(seed uint64, job, rank, round int) time.Duration {
 	c := &s.Jobs[job].Compute
 	factor := 1.0
@@ -18,6 +19,11 @@ func (s *Scenario) Compute(seed uint64, job, rank, round int) time.Duration {
 	}
 	if c.Moving != nil && s.Straggler(seed, job, round) == rank {
 		factor *= c.Moving.Factor
+	}
+	for _, e := range c.Episodes {
+		if measured := round - s.Warmup; e.Rank == rank && e.From <= measured && measured < e.To {
+			factor *= e.Factor
+		}
 	}
 	return time.Duration(factor * float64(c.Mean))
 }

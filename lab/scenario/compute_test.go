@@ -98,6 +98,33 @@ func TestComputeMoving(t *testing.T) {
 	}
 }
 
+// TestComputeEpisodes: a rank is slower in its episodes, whose rounds are counted after the warm-up, and at no other time.
+func TestComputeEpisodes(t *testing.T) {
+	s := one(3, Compute{Mean: 10 * time.Millisecond, Slow: map[int]float64{1: 2}, Episodes: []Episode{
+		{Rank: 1, Factor: 3, From: 4, To: 6}, {Rank: 1, Factor: 4, From: 6, To: 7}, {Rank: 2, Factor: 1.5, From: 0, To: 20},
+	}})
+	for round := range s.Warmup + s.Rounds {
+		want := []time.Duration{10 * time.Millisecond, 20 * time.Millisecond, 15 * time.Millisecond}
+		switch measured := round - s.Warmup; measured {
+		case -2, -1:
+			want[2] = 10 * time.Millisecond
+		case 4, 5:
+			want[1] = 60 * time.Millisecond
+		case 6:
+			want[1] = 80 * time.Millisecond
+		}
+		for rank := range want {
+			if got := s.Compute(7, 0, rank, round); got != want[rank] {
+				t.Errorf("rank %d computes %v in round %d, %d of them warm-up, want %v", rank, got, round, s.Warmup, want[rank])
+			}
+		}
+	}
+	// The floor of the others has what they wait for the slow rank.
+	if comm := s.Ideal(7, 0, "sync").Comm[0]; comm[s.Warmup+6]-comm[s.Warmup+7] != 60*time.Millisecond {
+		t.Errorf("rank 0 waits for %v in the last round of an episode and for %v in the next, want 60ms less", comm[s.Warmup+6], comm[s.Warmup+7])
+	}
+}
+
 func TestReady(t *testing.T) {
 	s := one(1, Compute{Mean: time.Second, Backward: 0.6})
 	s.Jobs[0].Tensors.Sizes = []int{100, 300, 200}

@@ -55,11 +55,16 @@ func (s *Scenario) Steered(job int) []int {
 		return j.Steer
 	}
 	values := j.Tensors.Values()
-	// slowness is how much longer a rank takes for a round than an ordinary one; what losses cost is not known, but more than
+	// slowness is how much longer a rank takes for a round, on average, than an ordinary one; what losses cost is not known, but more than
 	// nothing.
 	slowness := func(rank int) float64 {
 		link := s.LinkRate(job, rank).time(values) - s.Links.Worker.time(values)
 		slow := max(j.Compute.Slow[rank], 1)
+		for _, e := range j.Compute.Episodes {
+			if e.Rank == rank {
+				slow += (e.Factor - 1) * float64(e.To-e.From) / float64(s.Rounds)
+			}
+		}
 		return (slow-1)*j.Compute.Mean.Seconds() + link.Seconds() + float64(j.Loss[rank])
 	}
 	var ranks []int
@@ -79,7 +84,8 @@ func (s *Scenario) Steered(job int) []int {
 func (s *Scenario) Heterogeneous() bool {
 	for job := range s.Jobs {
 		j := &s.Jobs[job]
-		if j.Compute.Jitter > 0 || j.Compute.Moving != nil {
+		slower := func(e Episode) bool { return e.Factor > 1 }
+		if j.Compute.Jitter > 0 || j.Compute.Moving != nil || slices.ContainsFunc(j.Compute.Episodes, slower) {
 			return true
 		}
 		for rank := range j.Ranks {

@@ -7,6 +7,7 @@ import (
 
 	"xagg/controller"
 	"xagg/policy"
+	"xagg/policy/cost"
 )
 
 // Mode is a way of aggregating: "tcp", "ring", "gloo", "mpi", or one of this project's, "switch", "server", "hybrid" or "auto", with a
@@ -40,15 +41,15 @@ var modes = []struct {
 	{"switch", XAgg, policy.ModeSwitch, controller.ModeSync, ""},
 	{"server", XAgg, policy.ModeServer, controller.ModeSync, ""},
 	{"hybrid", XAgg, policy.ModeHybrid, controller.ModeSync, ""},
-	{"auto", XAgg, policy.ModeSwitch, controller.ModeSync, "outlier"},
+	{"auto", XAgg, policy.ModeSwitch, controller.ModeSync, cost.Name},
 	{"server/quorum", XAgg, policy.ModeServer, controller.ModeQuorum, ""},
 	{"hybrid/quorum", XAgg, policy.ModeHybrid, controller.ModeQuorum, ""},
-	{"auto/quorum", XAgg, policy.ModeHybrid, controller.ModeQuorum, "late"},
+	{"auto/quorum", XAgg, policy.ModeServer, controller.ModeQuorum, cost.Name},
 	{"server/async", XAgg, policy.ModeServer, controller.ModeAsync, ""},
 }
 
 // DefaultModes are the modes that are compared unless others are asked for.
-var DefaultModes = []Mode{"tcp", "ring", "switch", "server", "hybrid", "hybrid/quorum"}
+var DefaultModes = []Mode{"tcp", "ring", "switch", "server", "hybrid", "auto", "hybrid/quorum", "auto/quorum"}
 
 // Modes returns all modes.
 func Modes() []Mode {
@@ -89,7 +90,7 @@ func (m Mode) Reducer() Reducer { return modes[m.row()].reducer }
 func (m Mode) Policy() policy.Mode { return modes[m.row()].policy }
 
 // Rule returns the rule by which the plan of a job follows what is measured, empty where it stays. Such a job knows nothing of the
-// scenario when it begins: in a quorum job it is rank 0 that servers sum first.
+// scenario when it begins: in a quorum job servers sum all ranks first, so that nobody waits for one that is slow.
 func (m Mode) Rule() string { return modes[m.row()].rule }
 
 // Consistency returns whom results wait for.

@@ -8,7 +8,7 @@ import (
 
 	"xagg/controller"
 	"xagg/policy"
-	"xagg/policy/rules"
+	"xagg/policy/adapt"
 )
 
 func TestModes(t *testing.T) {
@@ -25,8 +25,8 @@ func TestModes(t *testing.T) {
 			t.Errorf("%s is %s", m, m.Consistency())
 		}
 		if name == "auto" {
-			if _, err := rules.Shipped(m.Rule()); err != nil || m.Reducer() != XAgg {
-				t.Errorf("%s has reducer %q and follows rule %q: %v", m, m.Reducer(), m.Rule(), err)
+			if !slices.Contains(adapt.Names(), m.Rule()) || m.Reducer() != XAgg {
+				t.Errorf("%s has reducer %q and follows rule %q", m, m.Reducer(), m.Rule())
 			}
 			continue
 		}
@@ -78,7 +78,8 @@ func TestSteered(t *testing.T) {
 		{func() { j.Links = map[int]Rate{1: 25_000_000, 2: 100_000_000} }, []int{1}},
 		{func() { j.Loss = map[int]Share{3: 0.001} }, []int{1, 3}},
 		{func() { j.Compute.Slow = map[int]float64{0: 2, 3: 1.5} }, []int{0, 3, 1}},
-		{func() { j.Compute.Slow[2], j.Compute.Slow[4] = 3, 4 }, []int{4, 2, 0}}, // two are left for the switch
+		{func() { j.Compute.Slow[2], j.Compute.Slow[4] = 3, 4 }, []int{4, 2, 0}},                            // two are left for the switch
+		{func() { j.Compute.Episodes = []Episode{{Rank: 3, Factor: 11, From: 0, To: 10}} }, []int{3, 4, 2}}, // 5.5 times as long, on average
 		{func() { j.Steer = []int{1} }, []int{1}},
 	} {
 		c.change()
@@ -98,6 +99,8 @@ func TestHeterogeneous(t *testing.T) {
 		"link":      func(j *Job) { j.Links = map[int]Rate{0: 49_000_000} },
 		"loss":      func(j *Job) { j.Loss = map[int]Share{1: 0.001} },
 		"jitter":    func(j *Job) { j.Compute.Jitter = 0.1 },
+		"no, calm":  func(j *Job) { j.Compute.Episodes = []Episode{{Rank: 1, Factor: 1, From: 0, To: 5}} },
+		"episode":   func(j *Job) { j.Compute.Episodes = []Episode{{Rank: 1, Factor: 2, From: 0, To: 5}} },
 		"moving":    func(j *Job) { j.Compute.Moving = &Moving{Every: 1, Factor: 2} },
 	} {
 		s := one(3, Compute{Mean: time.Second})

@@ -142,6 +142,24 @@ func (s *Scenario) checkJob(i int, field string) error {
 			return err
 		}
 	}
+	for k, e := range j.Compute.Episodes {
+		at := fmt.Sprintf("%s.compute.episodes[%d]", field, k)
+		switch {
+		case e.Rank < 0 || e.Rank >= j.Ranks:
+			return fieldf(at+".rank", "there is no rank %d; want 0..%d", e.Rank, j.Ranks-1)
+		case !isFactor(e.Factor):
+			return fieldf(at+".factor", "%g is outside 1..%d", e.Factor, MaxSlow)
+		case e.From < 0 || e.From >= s.Rounds:
+			return fieldf(at+".from", "%d is none of the measured rounds, 0..%d", e.From, s.Rounds-1)
+		case e.To <= e.From || e.To > s.Rounds:
+			return fieldf(at+".to", "%d is outside %d..%d: it is the round before which the episode is over", e.To, e.From+1, s.Rounds)
+		}
+		for n, o := range j.Compute.Episodes[:k] {
+			if o.Rank == e.Rank && o.From < e.To && e.From < o.To {
+				return fieldf(at, "it overlaps episodes[%d] of the same rank, %d", n, e.Rank)
+			}
+		}
+	}
 	for _, rank := range slices.Sorted(maps.Keys(j.Links)) {
 		if err := checkRate(fmt.Sprintf("%s.links.%d", field, rank), j.Links[rank]); err != nil {
 			return err
@@ -265,8 +283,8 @@ func (j *Job) checkConsistency(field string) error {
 	switch {
 	case q.Ranks < 1 || q.Ranks > j.Ranks:
 		return fieldf(field+".ranks", "%d is outside 1..%d", q.Ranks, j.Ranks)
-	case q.Wait < 0 || q.Wait > controller.MaxWait || q.Wait%time.Microsecond != 0:
-		return fieldf(field+".wait", "%v is outside 0s..%v, or not in whole microseconds", q.Wait, controller.MaxWait)
+	case q.Wait < 0 || q.Wait > policy.MaxWait || q.Wait%time.Microsecond != 0:
+		return fieldf(field+".wait", "%v is outside 0s..%v, or not in whole microseconds", q.Wait, policy.MaxWait)
 	case q.Rounds != 0 && (q.Rounds < 2*j.Depth || q.Rounds > controller.MaxRounds || q.Rounds&(q.Rounds-1) != 0):
 		return fieldf(field+".rounds", "%d is not a power of two from twice the depth, %d, to %d", q.Rounds, 2*j.Depth, controller.MaxRounds)
 	}

@@ -29,7 +29,8 @@ func TestGood(t *testing.T) {
 				Quorum: &Quorum{Ranks: 3, Wait: 500 * time.Microsecond, Rounds: 256}, Async: &Async{Staleness: 8},
 			}, {
 				Name: "b", Ranks: 1, Depth: 1, Tensors: Tensors{Sizes: []int{1, 2, 3}},
-				Compute: Compute{Mean: time.Millisecond, Moving: &Moving{Every: 20, Factor: 4}},
+				Compute: Compute{Mean: time.Millisecond, Moving: &Moving{Every: 20, Factor: 4},
+					Episodes: []Episode{{Rank: 0, Factor: 2.5, From: 3, To: 30}}},
 			}},
 		},
 		"least": {

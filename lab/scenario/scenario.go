@@ -84,6 +84,8 @@ type Compute struct {
 	Slow map[int]float64 `yaml:"slow"`
 	// Moving makes another rank, drawn at random, slower by Factor after every so many rounds.
 	Moving *Moving `yaml:"moving"`
+	// Episodes are rounds in which a rank is slower than otherwise.
+	Episodes []Episode `yaml:"episodes"`
 	// Backward is the share of the computation, at its end, in which buckets become ready one after the other, evenly by their
 	// values; 0 = all are ready at its end.
 	Backward float64 `yaml:"backward"`
@@ -93,4 +95,13 @@ type Compute struct {
 type Moving struct {
 	Every  int     `yaml:"every"` // rounds
 	Factor float64 `yaml:"factor"`
+}
+
+// Episode makes a rank slower by Factor in the measured rounds From to To, To itself not among them. Round 0 is the first after the
+// warm-up.
+type Episode struct {
+	Rank   int     `yaml:"rank"`
+	Factor float64 `yaml:"factor"`
+	From   int     `yaml:"from"`
+	To     int     `yaml:"to"`
 }

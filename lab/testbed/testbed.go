@@ -43,8 +43,10 @@ type Config struct {
 	SwitchAddr string
 	// SimpleSwitch is the program of SwitchSimpleSwitch; empty: the one on the PATH.
 	SimpleSwitch string
-	Memory       xdp.Size // of each server; 0: DefaultMemory
-	Pcap         string   // file that all frames of all ports of a switch that is started are written to; empty: none
+	// XAgg is the program of everything else; empty: this one.
+	XAgg   string
+	Memory xdp.Size // of each server; 0: DefaultMemory
+	Pcap   string   // file that all frames of all ports of a switch that is started are written to; empty: none
 	// Restarts is set when Restart may be called: the controller then keeps its state in a file, and the capture is taken
 	// beside the switch, so that its end is not lost with the switch.
 	Restarts bool
@@ -58,7 +60,7 @@ const DefaultMemory xdp.Size = 64 << 20
 type Testbed struct {
 	hosts      Hosts
 	cfg        Config
-	xagg       string // this program
+	xagg       string // the program
 	switchAddr string // where the switch answers P4Runtime
 	conn       *endpoint.Conn
 	capture    *capture.Capture // beside a switch that does not capture itself
@@ -130,8 +132,10 @@ func (b *Testbed) socket(name string) string {
 func (b *Testbed) start(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if b.xagg, err = os.Executable(); err != nil {
-		return fmt.Errorf("find this program: %w", err)
+	if b.xagg = b.cfg.XAgg; b.xagg == "" {
+		if b.xagg, err = os.Executable(); err != nil {
+			return fmt.Errorf("find this program: %w", err)
+		}
 	}
 	if b.switchAddr = b.cfg.SwitchAddr; b.switchAddr == "" {
 		b.switchAddr = b.socket(SwitchName)

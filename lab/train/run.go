@@ -100,8 +100,8 @@ func (o *Options) validate() error {
 			c.Moving.Every, c.Moving.Factor, maxFactor)
 	case o.Quorum < 1 || o.Quorum > o.Ranks:
 		return usagef("quorum %d: want 1 to %d", o.Quorum, o.Ranks)
-	case o.Wait < 0 || o.Wait > controller.MaxWait || o.Wait%time.Microsecond != 0:
-		return usagef("wait %v: want whole microseconds from 0s to %v", o.Wait, controller.MaxWait)
+	case o.Wait < 0 || o.Wait > policy.MaxWait || o.Wait%time.Microsecond != 0:
+		return usagef("wait %v: want whole microseconds from 0s to %v", o.Wait, policy.MaxWait)
 	case o.Lab != LabNetns && o.Lab != LabMemory:
 		return usagef("lab %q: want %q or %q", o.Lab, LabNetns, LabMemory)
 	case o.Switch != testbed.SwitchEngine && o.Switch != testbed.SwitchSimpleSwitch:

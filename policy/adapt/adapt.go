@@ -6,11 +6,13 @@ package adapt
 import (
 	"fmt"
 	"maps"
+	"math"
 	"math/bits"
 	"slices"
 	"time"
 
 	"xagg/policy"
+	"xagg/policy/cost"
 	"xagg/policy/rules"
 	"xagg/policy/telemetry"
 )
@@ -21,11 +23,12 @@ type Limits struct {
 	Dwell time.Duration `yaml:"dwell"`
 	// Moves is how many ranks of a job may be moved in any minute.
 	Moves int `yaml:"moves"`
-	// MinCohort is the number of ranks that the switch keeps to sum, at least; a sum of one is none.
+	// MinCohort is the number of ranks that the switch keeps to sum, at least; a sum of one is none. Only a rule that predicts that it is
+	// best may have servers sum all.
 	MinCohort int `yaml:"min_cohort"`
 	// Steered is the number of ranks that servers may have to sum, at most: their cores are not without end. 0 = no limit.
 	Steered int `yaml:"steered"`
-	// MinSteered is the number of ranks that servers keep, at least. The results of a job with a quorum are made by servers.
+	// MinSteered is the number of ranks that servers keep, at least: one in any case in a job with a quorum.
 	MinSteered int `yaml:"min_steered"`
 	// Pin are ranks that stay where they are told, "switch" or "server", whatever they do.
 	Pin map[int]Place `yaml:"pin"`
@@ -35,7 +38,7 @@ type Limits struct {
 }
 
 // DefaultLimits returns what holds unless a policy says otherwise.
-func DefaultLimits() Limits { return Limits{Dwell: 5 * time.Second, Moves: 12, MinCohort: 2} }
+func DefaultLimits() Limits { return Limits{Dwell: time.Second, Moves: 12, MinCohort: 2} }
 
 // Place is where a rank is summed.
 type Place string
@@ -92,26 +95,30 @@ type Decision struct {
 	Round   float64 `json:"round"` // of the job
 	Rule    string  `json:"rule"`
 	Steered uint64  `json:"steered"` // ranks that servers are to sum: those of before, and what moves make of them
-	// Quorum and Wait are [policy.Plan]'s, Wait in seconds: how many ranks are enough, and how long a chunk waits for more.
+	// Quorum and Wait are [policy.Plan]'s, Wait in seconds: how many ranks are enough, and how long a chunk waits for more. Quorum 0:
+	// the rule says nothing of them, and they stay.
 	Quorum int     `json:"quorum,omitempty"`
 	Wait   float64 `json:"wait,omitempty"`
 	Moves  []Move  `json:"moves,omitempty"`
 	Ranks  []Why   `json:"ranks"`
-	// Alternatives are what else could be done, with what is predicted of it: of rules that predict.
+	// Alternatives are what could be done, with what is predicted of it, the cheapest first: of rules that predict.
 	Alternatives []Alternative `json:"alternatives,omitempty"`
 	// Error says why the rule could not decide; the ranks stay where they are.
 	Error  string `json:"error,omitempty"`
 	DryRun bool   `json:"dry_run,omitempty"`
 }
 
-// Alternative is a division of the ranks, and what is predicted of it.
-type Alternative struct {
-	Steered uint64  `json:"steered"`          // ranks that servers sum
-	Quorum  int     `json:"quorum,omitempty"` // ranks that are enough; 0 in sync jobs
-	Round   float64 `json:"round"`            // mean time of a round, s
-	Blocked float64 `json:"blocked"`          // mean time of a round that switch slots wait for a rank of the cohort, s
-	Cost    float64 `json:"cost"`             // what the rule minimises, s
+// Apply returns what the decision makes of a plan.
+func (d *Decision) Apply(p policy.Plan) policy.Plan {
+	p.Cohort, p.Steered = (p.Cohort|p.Steered)&^d.Steered, d.Steered
+	if d.Quorum != 0 && !d.DryRun {
+		p.Quorum, p.Wait = d.Quorum, time.Duration(math.Round(d.Wait*1e6))*time.Microsecond
+	}
+	return p
 }
+
+// Alternative is a division of the ranks, and what is predicted of it.
+type Alternative = cost.Alternative
 
 // Move is a rank that goes elsewhere.
 type Move struct {
@@ -135,9 +142,10 @@ type Why struct {
 
 // Engine decides for one job.
 type Engine struct {
-	rule   *rules.Rule
+	rule   Rule
 	limits Limits
 	state  State
+	wanted int // rounds since a rank became late, before ranks join the cohort, as the rule has it now
 }
 
 // State is what an engine knows of what went before: plain data.
@@ -146,7 +154,10 @@ type State struct {
 	Moves  []float64   `json:"moves"` // times of the last moves, at most Limits.Moves
 	Round  float64     `json:"round"` // that was judged last
 	Judged bool        `json:"judged"`
-	Last   float64     `json:"last"` // time of the last snapshot
+	Formed bool        `json:"formed,omitempty"` // there has been a cohort
+	Late   uint64      `json:"late,omitempty"`   // ranks that were late in the round that was judged last
+	Steady int         `json:"steady,omitempty"` // rounds since one became late
+	Last   float64     `json:"last"`             // time of the last snapshot
 }
 
 // RankState is what an engine knows of a rank.
@@ -160,8 +171,21 @@ type RankState struct {
 }
 
 // New returns an engine for a job of so many ranks. The limits must be valid.
-func New(ranks int, rule *rules.Rule, limits Limits) *Engine {
+func New(ranks int, rule Rule, limits Limits) *Engine {
 	return &Engine{rule: rule, limits: limits, state: State{Ranks: make([]RankState, ranks)}}
+}
+
+// bounds returns which divisions of a job's ranks the limits allow.
+func (e *Engine) bounds(s *telemetry.Snapshot) cost.Bounds {
+	b := cost.Bounds{Cohort: e.limits.MinCohort, Steered: e.limits.Steered, Serving: e.serving(s)}
+	for rank, place := range e.limits.Pin {
+		if place == Switch {
+			b.Switch |= 1 << rank
+		} else {
+			b.Server |= 1 << rank
+		}
+	}
+	return b
 }
 
 // State returns a copy of what the engine knows.
@@ -205,38 +229,60 @@ func (e *Engine) Step(s *telemetry.Snapshot) Decision {
 		return d
 	}
 	e.state.Last = s.Time
-	scores, holds, err := e.rule.Scores(s)
-	if err != nil {
+	v, err := e.rule.judge(s, e.bounds(s))
+	switch {
+	case err != nil:
 		d.Error = err.Error()
-	} else {
-		e.judge(s, scores, holds, &d)
+	case len(v.scores) > 0:
+		d.Alternatives = v.alternatives
+		e.judge(s, v, &d)
 	}
 	e.move(s, &d)
 	return d
 }
 
-// judge notes on which side of the thresholds ranks are, once a round.
-func (e *Engine) judge(s *telemetry.Snapshot, scores []float64, holds []bool, d *Decision) {
-	fresh := !e.state.Judged && s.Job.Rounds > 0 || e.state.Judged && s.Job.Round != e.state.Round
-	if fresh {
+// judge notes on which side of the thresholds ranks are. Ranks report ten times a second: where rounds are shorter, a snapshot counts for
+// all the rounds since the one before, but for no more than half of those that a threshold wants, so that none moves a rank by itself.
+func (e *Engine) judge(s *telemetry.Snapshot, v verdict, d *Decision) {
+	n := e.passed(s)
+	if n > 0 {
 		e.state.Judged, e.state.Round = true, s.Job.Round
+		e.state.Steady += n
+		if v.late&^e.state.Late != 0 {
+			e.state.Steady = 0
+		}
+		e.state.Late = v.late
 	}
+	e.wanted = v.steady
 	for i := range e.state.Ranks {
 		r, w := &e.state.Ranks[i], &d.Ranks[i]
-		w.Score, w.When = scores[i], holds[i]
-		if fresh {
-			r.Enter, r.Leave = r.Enter<<1, r.Leave<<1
-			if holds[i] && scores[i] > e.rule.Enter.Above {
-				r.Enter |= 1
-			}
-			if !holds[i] || scores[i] < e.rule.Leave.Below {
-				r.Leave |= 1
-			}
-			r.Rounds++
-		}
+		w.Score, w.When = v.scores[i], v.holds == nil || v.holds[i]
+		r.Enter = note(r.Enter, min(n, (e.rule.Enter.For+1)/2), w.When && w.Score > e.rule.Enter.Above)
+		r.Leave = note(r.Leave, min(n, (e.rule.Leave.For+1)/2), !w.When || w.Score < e.rule.Leave.Below)
+		r.Rounds += n
 		w.Enter = bits.OnesCount64(r.Enter & newest(e.rule.Enter.Of))
 		w.Leave = bits.OnesCount64(r.Leave & newest(e.rule.Leave.Of))
 	}
+}
+
+// passed returns for how many rounds a snapshot is news: 0 if it tells of none.
+func (e *Engine) passed(s *telemetry.Snapshot) int {
+	switch {
+	case !e.state.Judged:
+		return int(min(s.Job.Rounds, 1))
+	case s.Job.Round == e.state.Round:
+		return 0
+	}
+	return int(min(max(s.Job.Round-e.state.Round, 1), rules.MaxOf)) // numbers of rounds wrap around
+}
+
+// note adds n rounds to a history in which bits stand for rounds, the newest in bit 0.
+func note(history uint64, n int, beyond bool) uint64 {
+	history <<= n
+	if beyond {
+		history |= 1<<n - 1
+	}
+	return history
 }
 
 // newest is the mask of the last n rounds.
@@ -286,9 +332,40 @@ func (e *Engine) move(s *telemetry.Snapshot, d *Decision) {
 		}
 		return 0
 	})
+	before, ranks := e.State(), slices.Clone(d.Ranks)
+	steered := d.Steered
+	e.carry(s, d, wishes, e.together(d, wishes))
+	if n := e.cohort(d); n > 0 && n < e.limits.MinCohort { // some of those that were to go together are held
+		e.state, d.Ranks, d.Steered, d.Moves = before, ranks, steered, nil
+		e.carry(s, d, wishes, false)
+	}
+	e.state.Formed = e.state.Formed || e.cohort(d) > 0
+}
+
+// cohort returns how many ranks the switch sums by a decision.
+func (e *Engine) cohort(d *Decision) int { return len(e.state.Ranks) - bits.OnesCount64(d.Steered) }
+
+// together reports whether moves are those of a whole cohort: one that comes about, or that is dissolved because it is predicted that servers
+// had better sum all.
+func (e *Engine) together(d *Decision, wishes []wish) bool {
+	to := map[Place]int{}
+	for _, x := range wishes {
+		to[x.to]++
+	}
+	n := e.cohort(d)
+	if n == 0 {
+		return to[Switch] >= e.limits.MinCohort
+	}
+	return to[Server] == n && len(d.Alternatives) > 0 && bits.OnesCount64(d.Alternatives[0].Steered) == len(e.state.Ranks)
+}
+
+// carry makes the moves that nothing holds. With together the cohort may come about, or be dissolved.
+func (e *Engine) carry(s *telemetry.Snapshot, d *Decision, wishes []wish, together bool) {
+	// A job's first cohort has not moved from anywhere: it counts for no limit.
+	first := !e.state.Formed && e.cohort(d) == 0
 	for _, x := range wishes {
 		w := &d.Ranks[x.rank]
-		if w.Held = e.held(s, d, x); w.Held != "" {
+		if w.Held = e.held(s, d, x, together); w.Held != "" {
 			continue
 		}
 		d.Moves = append(d.Moves, Move{x.rank, x.to, x.why})
@@ -297,9 +374,11 @@ func (e *Engine) move(s *telemetry.Snapshot, d *Decision) {
 		}
 		d.Steered ^= 1 << x.rank
 		w.Place = x.to
-		e.state.Ranks[x.rank] = RankState{Since: s.Time, Moved: true}
-		e.state.Moves = append(e.state.Moves, s.Time)
-		e.state.Moves = e.state.Moves[max(0, len(e.state.Moves)-e.limits.Moves):]
+		e.state.Ranks[x.rank] = RankState{Since: s.Time, Moved: !first}
+		if !first {
+			e.state.Moves = append(e.state.Moves, s.Time)
+			e.state.Moves = e.state.Moves[max(0, len(e.state.Moves)-e.limits.Moves):]
+		}
 	}
 }
 
@@ -310,8 +389,16 @@ func order(first bool) int {
 	return 1
 }
 
+// serving returns how many ranks servers keep at least. It is they who make the results of a job with a quorum.
+func (e *Engine) serving(s *telemetry.Snapshot) int {
+	if s.Job.Quorum > 0 {
+		return max(1, e.limits.MinSteered)
+	}
+	return e.limits.MinSteered
+}
+
 // held returns what keeps a rank where it is, empty if nothing does.
-func (e *Engine) held(s *telemetry.Snapshot, d *Decision, x wish) string {
+func (e *Engine) held(s *telemetry.Snapshot, d *Decision, x wish, together bool) string {
 	r := &e.state.Ranks[x.rank]
 	steered := bits.OnesCount64(d.Steered)
 	switch {
@@ -325,14 +412,16 @@ func (e *Engine) held(s *telemetry.Snapshot, d *Decision, x wish) string {
 		return "there is no server"
 	case x.to == Server && !slices.ContainsFunc(s.Servers, func(s telemetry.Server) bool { return s.Ready }):
 		return "no server is ready"
-	case x.to == Server && len(e.state.Ranks)-steered-1 < e.limits.MinCohort:
+	case x.to == Server && e.cohort(d)-1 < e.limits.MinCohort && !together:
 		return fmt.Sprintf("the switch keeps at least %d ranks", e.limits.MinCohort)
 	case x.to == Server && e.limits.Steered > 0 && steered >= e.limits.Steered:
 		return fmt.Sprintf("servers sum at most %d ranks", e.limits.Steered)
-	case x.to == Switch && steered-1 < e.limits.MinSteered:
-		return fmt.Sprintf("servers keep at least %d ranks", e.limits.MinSteered)
-	case x.to == Switch && steered == len(e.state.Ranks):
-		return "a single rank is no cohort"
+	case x.to == Switch && steered-1 < e.serving(s):
+		return fmt.Sprintf("servers keep at least %d ranks", e.serving(s))
+	case x.to == Switch && e.state.Steady < e.wanted && !x.pinned:
+		return fmt.Sprintf("a rank is late, and %d of %d rounds have passed since", e.state.Steady, e.wanted)
+	case x.to == Switch && e.cohort(d) == 0 && !together:
+		return fmt.Sprintf("the switch sums at least %d ranks", e.limits.MinCohort)
 	}
 	return ""
 }

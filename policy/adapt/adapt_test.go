@@ -15,7 +15,7 @@ import (
 	"xagg/policy/telemetry"
 )
 
-func threshold(t testing.TB) *rules.Rule {
+func threshold(t testing.TB) Rule {
 	t.Helper()
 	r, err := rules.Compile(rules.Spec{
 		Name: "lag", Score: "rank.lag_p50", Enter: rules.Enter{Above: 2, For: 3, Of: 5}, Leave: rules.Leave{Below: 1, For: 4, Of: 5},
@@ -23,7 +23,7 @@ func threshold(t testing.TB) *rules.Rule {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r
+	return ByScore(r)
 }
 
 // world is a job whose plan is what its engine decided.
@@ -80,6 +80,35 @@ func TestReacts(t *testing.T) {
 	}
 	if n, d = rounds(0, 0, 0, 0, 0.5); n != 4 || d.Ranks[3].Place != Switch {
 		t.Errorf("back after %d rounds: %+v", n, d)
+	}
+}
+
+// TestFastRounds: where several rounds pass from one snapshot to the next they count as so many, and yet no snapshot moves a rank by itself.
+func TestFastRounds(t *testing.T) {
+	for _, tt := range []struct {
+		rounds      float64 // from one snapshot to the next
+		there, back int     // snapshots until a rank is steered, and until it is back
+	}{{1, 3, 4}, {2, 2, 2}, {3, 2, 2}, {1000, 2, 2}, {-5, 3, 4}} { // numbers of rounds begin anew where a job recovers
+		l := DefaultLimits()
+		l.Dwell = 0
+		w := world{engine: New(4, threshold(t), l), round: 1e4}
+		now := 0.0
+		until := func(to uint64, score float64) (n int) {
+			for ; w.steered != to; n++ {
+				now++
+				w.round += tt.rounds - 1
+				w.step(now, 0, 0, 0, score)
+			}
+			return n
+		}
+		now++
+		w.step(now, 0, 0, 0, 0)
+		if there := until(1<<3, 4); there != tt.there {
+			t.Errorf("%g rounds between snapshots: steered after %d snapshots, want %d", tt.rounds, there, tt.there)
+		}
+		if back := until(0, 0); back != tt.back {
+			t.Errorf("%g rounds between snapshots: back after %d snapshots, want %d", tt.rounds, back, tt.back)
+		}
 	}
 }
 
@@ -221,7 +250,7 @@ func BenchmarkThousandJobs(b *testing.B) {
 	}
 	engines := make([]*Engine, 1000)
 	for i := range engines {
-		engines[i] = New(16, rule, DefaultLimits())
+		engines[i] = New(16, ByScore(rule), DefaultLimits())
 	}
 	s := &telemetry.Snapshot{Job: telemetry.Job{Size: 16, Rounds: 1, RoundP50: 0.1}, Ranks: make([]telemetry.Rank, 16)}
 	for b.Loop() {
@@ -232,5 +261,114 @@ func BenchmarkThousandJobs(b *testing.B) {
 				b.Fatal(d.Error)
 			}
 		}
+	}
+}
+
+// TestFirstCohort: ranks that servers sum in the beginning come to the switch together, and no limit counts that; a cohort that is predicted to
+// cost more than it brings is dissolved as a whole.
+func TestFirstCohort(t *testing.T) {
+	c := DefaultConfig()
+	c.Moves = 3
+	engine, err := c.New(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	steered := uint64(0xff)
+	now := 0.0
+	round := func(ready func(rank, round int) float64) Decision {
+		now++
+		s := &telemetry.Snapshot{Time: now, Job: telemetry.Job{Size: 8, Round: now, Rounds: now, Quorum: 5, Least: 5}, Servers: []telemetry.Server{{Name: "s0", Ready: true}}}
+		for i := range 8 {
+			r := telemetry.Rank{Rank: float64(i), Steered: steered>>i&1 != 0, OwnP50: 0.01}
+			for k := range 8 {
+				r.Ready = append(r.Ready, ready(i, int(now)+k))
+			}
+			s.Ranks = append(s.Ranks, r)
+		}
+		d := engine.Step(s)
+		if n := 8 - bits.OnesCount64(d.Steered); n == 1 {
+			t.Fatalf("a cohort of a single rank: %+v", d)
+		}
+		steered = d.Steered
+		return d
+	}
+	var first Decision
+	for range 4 {
+		if d := round(func(rank, _ int) float64 { return 0.1 }); len(d.Moves) > 0 {
+			first = d
+		}
+	}
+	if len(first.Moves) != 7 || bits.OnesCount64(steered) != 1 {
+		t.Fatalf("the first cohort: %+v", first.Moves)
+	}
+	// Seven ranks are more than three moves a minute.
+	turns := func(rank, round int) float64 {
+		if round%8 == rank || round%8 == (rank+4)%8 {
+			return 1
+		}
+		return 0.1
+	}
+	var d Decision
+	for range 20 {
+		d = round(turns)
+	}
+	if bits.OnesCount64(steered) != 4 || !strings.Contains(d.Ranks[bits.TrailingZeros64(^steered)].Held, "3 moves of a minute") {
+		t.Errorf("steered %b, %+v", steered, d.Ranks)
+	}
+	c.Moves = 600
+	e, err := c.New(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Restore(engine.State())
+	engine, now = e, now+60
+	for range 5 {
+		round(turns)
+	}
+	if steered != 0xff {
+		t.Errorf("servers had better sum all, and sum %b", steered)
+	}
+}
+
+// BenchmarkDecide is a decision for each of 1,000 jobs of 16 ranks, by each rule.
+func BenchmarkDecide(b *testing.B) {
+	for _, name := range Names() {
+		b.Run(name, func(b *testing.B) {
+			c := DefaultConfig()
+			c.Rule = name
+			const jobs, ranks = 1000, 16
+			random := rand.New(rand.NewPCG(1, 1))
+			var engines []*Engine
+			var snapshots []*telemetry.Snapshot
+			for range jobs {
+				e, err := c.New(ranks)
+				if err != nil {
+					b.Fatal(err)
+				}
+				w := telemetry.NewWindow(ranks, c.Window)
+				for round := range uint32(c.Window) {
+					for rank := range ranks {
+						if err := w.Add(time.Duration(round)*time.Millisecond, telemetry.Report{Rank: rank, Rounds: []telemetry.Round{{
+							Number: round, Compute: time.Duration(random.IntN(1e8)), Comm: time.Duration(random.IntN(1e8)), Chunks: 64, Packets: 64,
+						}}}); err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+				s := &telemetry.Snapshot{Job: telemetry.Job{Size: ranks}, Servers: []telemetry.Server{{Name: "s0", Ready: true}}}
+				w.Fill(s, time.Second, 1e6)
+				engines, snapshots = append(engines, e), append(snapshots, s)
+			}
+			for b.Loop() {
+				for i, e := range engines {
+					snapshots[i].Time++
+					snapshots[i].Job.Round++
+					if d := e.Step(snapshots[i]); d.Error != "" {
+						b.Fatal(d.Error)
+					}
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/1000jobs")
+		})
 	}
 }

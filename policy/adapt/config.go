@@ -12,6 +12,7 @@ import (
 
 	"xagg/internal/strictyaml"
 	"xagg/policy"
+	"xagg/policy/cost"
 	"xagg/policy/rules"
 	"xagg/policy/telemetry"
 )
@@ -21,13 +22,15 @@ type Config struct {
 	// Rule is the name of a rule that comes with the program, or else Define is a rule of one's own.
 	Rule   string      `yaml:"rule,omitempty"`
 	Define *rules.Spec `yaml:"define,omitempty"`
-	Window int         `yaml:"window"` // rounds that percentiles are over
+	// Cost are the parameters of rule cost-model; nil = the defaults.
+	Cost   *cost.Params `yaml:"cost,omitempty"`
+	Window int          `yaml:"window"` // rounds that percentiles are over
 	Limits `yaml:",inline"`
 }
 
 // DefaultConfig returns what holds unless a policy says otherwise.
 func DefaultConfig() Config {
-	return Config{Rule: "outlier", Window: telemetry.DefaultWindow, Limits: DefaultLimits()}
+	return Config{Rule: cost.Name, Window: telemetry.DefaultWindow, Limits: DefaultLimits()}
 }
 
 // Parse reads a policy from YAML. name is the file's, for errors, which begin with file, line and column.
@@ -66,12 +69,12 @@ func Open(name string) (Config, error) {
 	switch {
 	case err == nil:
 		return Parse(filepath.Base(name), src)
-	case errors.Is(err, os.ErrNotExist) && slices.Contains(rules.Names(), name):
+	case errors.Is(err, os.ErrNotExist) && slices.Contains(Names(), name):
 		c := DefaultConfig()
 		c.Rule = name
 		return c, nil
 	case errors.Is(err, os.ErrNotExist):
-		return Config{}, fmt.Errorf("open policy %q: no such file, and no rule of that name; rules are %s", name, strings.Join(rules.Names(), ", "))
+		return Config{}, fmt.Errorf("open policy %q: no such file, and no rule of that name; rules are %s", name, strings.Join(Names(), ", "))
 	}
 	return Config{}, fmt.Errorf("open policy: %w", err)
 }
@@ -87,29 +90,48 @@ func (c *Config) YAML() string {
 
 // Compile checks the policy for a job of so many ranks, 0 = of any number, and returns its rule. Its errors are of type
 // [*policy.FieldError].
-func (c *Config) Compile(ranks int) (*rules.Rule, error) {
-	fail := func(field string, err error) error { return &policy.FieldError{Field: field, Err: err} }
+func (c *Config) Compile(ranks int) (Rule, error) {
+	fail := func(field string, err error) (Rule, error) { return Rule{}, &policy.FieldError{Field: field, Err: err} }
+	under := func(field string, err error) (Rule, error) {
+		if bad, ok := errors.AsType[*policy.FieldError](err); ok {
+			return fail(field+"."+bad.Field, bad.Err)
+		}
+		return Rule{}, err
+	}
 	if c.Window < 1 || c.Window > telemetry.MaxWindow {
-		return nil, fail("window", fmt.Errorf("%d rounds: want 1 to %d", c.Window, telemetry.MaxWindow))
+		return fail("window", fmt.Errorf("%d rounds: want 1 to %d", c.Window, telemetry.MaxWindow))
 	}
 	if err := c.Validate(ranks); err != nil {
-		return nil, err
+		return Rule{}, err
 	}
 	switch {
+	case c.Cost != nil && c.Rule != cost.Name:
+		return fail("cost", fmt.Errorf("it belongs to rule %q; leave it out or name that rule", cost.Name))
 	case c.Define != nil && c.Rule != "":
-		return nil, fail("define", errors.New("a rule of one's own and the name of another do not go together; leave out one of them"))
+		return fail("define", errors.New("a rule of one's own and the name of another do not go together; leave out one of them"))
 	case c.Define != nil:
 		r, err := rules.Compile(*c.Define)
-		if bad, ok := errors.AsType[*policy.FieldError](err); ok {
-			return nil, fail("define."+bad.Field, bad.Err)
+		if err != nil {
+			return under("define", err)
 		}
-		return r, err
+		return ByScore(r), nil
+	case c.Rule == cost.Name:
+		p := cost.DefaultParams()
+		if c.Cost != nil {
+			p = *c.Cost
+		}
+		if err := p.Validate(); err != nil {
+			return under("cost", err)
+		}
+		return ByCost(p), nil
+	case !slices.Contains(rules.Names(), c.Rule):
+		return fail("rule", unknown(c.Rule))
 	}
 	r, err := rules.Shipped(c.Rule)
 	if err != nil {
-		return nil, fail("rule", err)
+		return fail("rule", err)
 	}
-	return r, nil
+	return ByScore(r), nil
 }
 
 // New returns the engine of a job of so many ranks.

@@ -40,13 +40,17 @@ func TestParse(t *testing.T) {
 
 func TestParseBad(t *testing.T) {
 	for src, want := range map[string]string{
-		"rule: moon":                    `p.yaml:1:7: rule: find rule "moon": want one of bandwidth, late, loss`,
-		"rules: moon":                   `p.yaml:1:1: unknown field "rules"`,
-		"window: 0":                     "p.yaml:1:9: window: 0 rounds: want 1 to 4096",
-		"dwell: 5":                      "p.yaml:1:8: ",
-		"moves: 0":                      "p.yaml:1:8: moves: 0 a minute",
-		"pin: {70: switch}":             "p.yaml:1:",
-		"rule: loss\ndefine: {name: x}": "p.yaml:2:9: define: a rule of one's own and the name of another",
+		"rule: moon":        `p.yaml:1:7: rule: find rule "moon": want one of cost-model, bandwidth, late, loss`,
+		"rules: moon":       `p.yaml:1:1: unknown field "rules"`,
+		"window: 0":         "p.yaml:1:9: window: 0 rounds: want 1 to 4096",
+		"dwell: 5":          "p.yaml:1:8: ",
+		"moves: 0":          "p.yaml:1:8: moves: 0 a minute",
+		"pin: {70: switch}": "p.yaml:1:",
+		"cost: {price: 11}": "p.yaml:1:15: cost.price: 11: want 0 to 10",
+		"cost: {prize: 1}":  `p.yaml:1:8: unknown field "prize"`,
+		"cost: {leave: {below: 1, for: 1, of: 1}}": "p.yaml:1:23: cost.leave.below: 1 is above enter.above, 0.02",
+		"rule: loss\ncost: {price: 1}":             `p.yaml:2:7: cost: it belongs to rule "cost-model"`,
+		"rule: loss\ndefine: {name: x}":            "p.yaml:2:9: define: a rule of one's own and the name of another",
 		"define: {name: x, score: rank.moon, enter: {above: 1, for: 1, of: 1}, leave: {below: 1, for: 1, of: 1}}": "p.yaml:1:26: define.score: ERROR: <input>:1:5: undefined field 'moon'",
 	} {
 		if _, err := Parse("p.yaml", []byte(src)); err == nil || !strings.Contains(err.Error(), want) {

@@ -23,11 +23,12 @@ type File struct {
 	Tests  []Test `yaml:"tests"`
 }
 
-// Test is one job from its beginning, with all ranks in the switch's cohort.
+// Test is one job from its beginning.
 type Test struct {
-	Name  string `yaml:"name"`
-	Ranks int    `yaml:"ranks"`
-	Steps []Step `yaml:"steps"`
+	Name    string `yaml:"name"`
+	Ranks   int    `yaml:"ranks"`
+	Steered []int  `yaml:"steered"` // ranks that servers sum in the beginning; the others are in the switch's cohort
+	Steps   []Step `yaml:"steps"`
 }
 
 // Step is a time in which measurements stay the same, and what is expected of it.
@@ -35,7 +36,8 @@ type Step struct {
 	Rounds int           `yaml:"rounds"`
 	Every  time.Duration `yaml:"every"` // a round takes so long; 0 = 100ms
 	// Fields of telemetry by their name without its group, as 'xagg policy explain' lists them; what is not named is as in the step
-	// before, and 0 in the first. Rank is all ranks', Ranks single ones'.
+	// before, and 0 in the first. Rank is all ranks', Ranks single ones'. Of a list, such as rank.ready, the number is the value of each
+	// of the step's rounds.
 	Job    map[string]float64         `yaml:"job"`
 	Rank   map[string]float64         `yaml:"rank"`
 	Ranks  map[int]map[string]float64 `yaml:"ranks"`
@@ -79,6 +81,11 @@ func Parse(name string, src []byte) (*File, error) {
 		}
 		if len(t.Steps) == 0 {
 			return nil, fail(at+".steps", "there are none")
+		}
+		for _, rank := range t.Steered {
+			if rank < 0 || rank >= t.Ranks {
+				return nil, fail(at+".steered", "rank %d: ranks are 0 to %d", rank, t.Ranks-1)
+			}
 		}
 		s := telemetry.Snapshot{Ranks: make([]telemetry.Rank, t.Ranks)}
 		for k, step := range t.Steps {
@@ -149,7 +156,8 @@ func (t *Test) Run(c adapt.Config) error {
 	}
 	s := telemetry.Snapshot{Ranks: make([]telemetry.Rank, t.Ranks), Servers: []telemetry.Server{{Name: "s0", Ready: true, MemoryFree: 1}}}
 	s.Switch.SlotsFree = 1
-	steered := uint64(0)
+	steered := mask(t.Steered)
+	ready := make([][]float64, t.Ranks) // of the rounds in the window
 	for k, step := range t.Steps {
 		if err := step.apply(&s); err != nil {
 			return fmt.Errorf("test %q: %w", t.Name, err)
@@ -175,7 +183,10 @@ func (t *Test) Run(c adapt.Config) error {
 			n := bits.OnesCount64(steered)
 			s.Job.Steered, s.Job.Cohort = float64(n), float64(t.Ranks-n)
 			for i := range s.Ranks {
-				s.Ranks[i].Rank, s.Ranks[i].Steered, s.Ranks[i].Rounds = float64(i), steered>>i&1 != 0, s.Job.Rounds
+				r := &s.Ranks[i]
+				r.Rank, r.Steered, r.Rounds = float64(i), steered>>i&1 != 0, s.Job.Rounds
+				ready[i] = append(ready[i], latest(r.Ready)...)
+				r.Ready = ready[i][max(0, len(ready[i])-c.Window):]
 			}
 			d = engine.Step(&s)
 			steered = d.Steered
@@ -197,6 +208,9 @@ func (t *Test) Run(c adapt.Config) error {
 	}
 	return nil
 }
+
+// latest returns the last of values, if there is any.
+func latest(values []float64) []float64 { return values[max(0, len(values)-1):] }
 
 func mask(ranks []int) (m uint64) {
 	for _, r := range ranks {

@@ -8,14 +8,13 @@ import (
 	"testing"
 
 	"xagg/policy/adapt"
-	"xagg/policy/rules"
 )
 
 // TestFiles runs the tests of the rules that come with the program.
 func TestFiles(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.yaml")
-	if err != nil || len(files) != len(rules.Names()) {
-		t.Fatalf("%d files, %v; want one for each of %v", len(files), err, rules.Names())
+	if err != nil || len(files) != len(adapt.Names()) {
+		t.Fatalf("%d files, %v; want one for each of %v", len(files), err, adapt.Names())
 	}
 	for _, file := range files {
 		src, err := os.ReadFile(file)

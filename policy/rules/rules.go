@@ -65,24 +65,8 @@ func Compile(spec Spec) (*Rule, error) {
 	if spec.Name == "" {
 		return nil, fieldf("name", "it is missing")
 	}
-	for _, t := range []struct {
-		name   string
-		value  float64
-		n, of  int
-		symbol string
-	}{{"enter", spec.Enter.Above, spec.Enter.For, spec.Enter.Of, "above"}, {"leave", spec.Leave.Below, spec.Leave.For, spec.Leave.Of, "below"}} {
-		switch {
-		case math.IsNaN(t.value) || math.IsInf(t.value, 0):
-			return nil, fieldf(t.name+"."+t.symbol, "%v: want a finite number", t.value)
-		case t.of < 1 || t.of > MaxOf:
-			return nil, fieldf(t.name+".of", "%d rounds: want 1 to %d", t.of, MaxOf)
-		case t.n < 1 || t.n > t.of:
-			return nil, fieldf(t.name+".for", "%d of %d rounds: want 1 to %d", t.n, t.of, t.of)
-		}
-	}
-	if spec.Leave.Below > spec.Enter.Above {
-		return nil, fieldf("leave.below", "%v is above enter.above, %v: a rank between the two would go to and fro; want at most that",
-			spec.Leave.Below, spec.Enter.Above)
+	if err := ValidateThresholds(spec.Enter, spec.Leave); err != nil {
+		return nil, err
 	}
 	var err error
 	if r.score, err = compile("score", spec.Score, cel.DoubleType); err != nil {
@@ -94,6 +78,30 @@ func Compile(spec Spec) (*Rule, error) {
 		}
 	}
 	return r, nil
+}
+
+// ValidateThresholds checks the thresholds of a rule. Its errors are of type [*policy.FieldError].
+func ValidateThresholds(enter Enter, leave Leave) error {
+	for _, t := range []struct {
+		name   string
+		value  float64
+		n, of  int
+		symbol string
+	}{{"enter", enter.Above, enter.For, enter.Of, "above"}, {"leave", leave.Below, leave.For, leave.Of, "below"}} {
+		switch {
+		case math.IsNaN(t.value) || math.IsInf(t.value, 0):
+			return fieldf(t.name+"."+t.symbol, "%v: want a finite number", t.value)
+		case t.of < 1 || t.of > MaxOf:
+			return fieldf(t.name+".of", "%d rounds: want 1 to %d", t.of, MaxOf)
+		case t.n < 1 || t.n > t.of:
+			return fieldf(t.name+".for", "%d of %d rounds: want 1 to %d", t.n, t.of, t.of)
+		}
+	}
+	if leave.Below > enter.Above {
+		return fieldf("leave.below", "%v is above enter.above, %v: a rank between the two would go to and fro; want at most that",
+			leave.Below, enter.Above)
+	}
+	return nil
 }
 
 // environment is what expressions can use.

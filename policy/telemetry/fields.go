@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"strings"
 )
@@ -9,12 +10,9 @@ import (
 // Field describes a number that rules can use.
 type Field struct {
 	Name string // as rules spell it, such as "rank.blocked_p95"
-	Type string // "double", "bool" or "string"
+	Type string // "double", "list(double)", "bool" or "string"
 	Unit string // "s", "bytes/s", or "" where there is none
 	Doc  string
-
-	of    string // "", "job", "rank", "switch" or "server"
-	index int    // of the struct's field
 }
 
 // Fields are all fields, in the order of the structs that hold them.
@@ -38,7 +36,7 @@ func fields() []Field {
 
 func fieldOf(group string, t reflect.Type, i int) Field {
 	f := t.Field(i)
-	field := Field{Name: f.Tag.Get("cel"), Unit: f.Tag.Get("unit"), Doc: f.Tag.Get("doc"), of: group, index: i}
+	field := Field{Name: f.Tag.Get("cel"), Unit: f.Tag.Get("unit"), Doc: f.Tag.Get("doc")}
 	if group != "" {
 		field.Name = group + "." + field.Name
 	}
@@ -47,6 +45,8 @@ func fieldOf(group string, t reflect.Type, i int) Field {
 		field.Type = "bool"
 	case reflect.String:
 		field.Type = "string"
+	case reflect.Slice:
+		field.Type = "list(double)"
 	default:
 		field.Type = "double"
 	}
@@ -63,34 +63,54 @@ func Find(name string) (Field, bool) {
 	return Field{}, false
 }
 
-// values returns all values of a number in a snapshot; none of what is no number.
-func (f *Field) values(s *Snapshot) []float64 {
-	var out []float64
-	add := func(v reflect.Value) {
-		if x := v.Field(f.index); x.Kind() == reflect.Float64 {
-			out = append(out, x.Float())
+// numbers are the indices of the fields of a struct that hold numbers.
+func numbers(t reflect.Type) (list []int) {
+	for i := range t.NumField() {
+		if k := t.Field(i).Type.Kind(); k == reflect.Float64 || k == reflect.Slice && t.Field(i).Type.Elem().Kind() == reflect.Float64 {
+			list = append(list, i)
 		}
 	}
-	switch f.of {
-	case "":
-		add(reflect.ValueOf(s).Elem())
-	case "job":
-		add(reflect.ValueOf(&s.Job).Elem())
-	case "switch":
-		add(reflect.ValueOf(&s.Switch).Elem())
-	case "rank":
-		for i := range s.Ranks {
-			add(reflect.ValueOf(&s.Ranks[i]).Elem())
-		}
-	case "server":
-		for i := range s.Servers {
-			add(reflect.ValueOf(&s.Servers[i]).Elem())
-		}
-	}
-	return out
+	return list
 }
 
-// Set sets a number or a truth (1 or 0) of a Job, Rank, Switch or Server by the name that it has in rules, without its group.
+// Those of a snapshot's parts.
+var (
+	snapshotNumbers = numbers(reflect.TypeFor[Snapshot]())
+	jobNumbers      = numbers(reflect.TypeFor[Job]())
+	rankNumbers     = numbers(reflect.TypeFor[Rank]())
+	switchNumbers   = numbers(reflect.TypeFor[Switch]())
+	serverNumbers   = numbers(reflect.TypeFor[Server]())
+)
+
+// check returns the first of a struct's numbers that no rule may be given.
+func check(group string, v reflect.Value, numbers []int) error {
+	for _, i := range numbers {
+		f := v.Field(i)
+		if f.Kind() == reflect.Float64 {
+			if x := f.Float(); !(x >= 0 && x <= math.MaxFloat64) {
+				return impossible(group, v, i, x)
+			}
+			continue
+		}
+		for k := range f.Len() {
+			if x := f.Index(k).Float(); !(x >= 0 && x <= math.MaxFloat64) {
+				return impossible(group, v, i, x)
+			}
+		}
+	}
+	return nil
+}
+
+func impossible(group string, v reflect.Value, i int, x float64) error {
+	name := group + v.Type().Field(i).Tag.Get("cel")
+	if math.IsNaN(x) || math.IsInf(x, 0) {
+		return fmt.Errorf("check snapshot: %s is %v, want a finite number", name, x)
+	}
+	return fmt.Errorf("check snapshot: %s is %v, want none below 0", name, x)
+}
+
+// Set sets a number, a truth (1 or 0) or a list of one number of a Job, Rank, Switch or Server by the name that it has in rules,
+// without its group.
 func Set(target any, name string, value float64) error {
 	v := reflect.ValueOf(target).Elem()
 	var names []string
@@ -104,6 +124,9 @@ func Set(target any, name string, value float64) error {
 			return nil
 		case f.Kind() == reflect.Bool:
 			f.SetBool(value != 0)
+			return nil
+		case f.Kind() == reflect.Slice:
+			f.Set(reflect.ValueOf([]float64{value}))
 			return nil
 		default:
 			return fmt.Errorf("%s: it is a %s, which cannot be set to a number", name, f.Kind())

@@ -9,7 +9,7 @@ package telemetry
 
 import (
 	"fmt"
-	"math"
+	"reflect"
 	"time"
 )
 
@@ -96,6 +96,9 @@ type Job struct {
 	Cohort  float64 `json:"cohort" cel:"cohort" doc:"number of ranks that the switch sums"`
 	Steered float64 `json:"steered" cel:"steered" doc:"number of ranks that servers sum"`
 	Pool    float64 `json:"pool" cel:"pool" doc:"switch slots per version"`
+	Quorum  float64 `json:"quorum" cel:"quorum" doc:"number of ranks that are enough for a result, by the present plan; 0 in sync jobs"`
+	Least   float64 `json:"least" cel:"least" doc:"number of ranks that are enough at least, as the job was created; 0 in sync jobs"`
+	Wait    float64 `json:"wait" cel:"wait" unit:"s" doc:"how long a chunk is kept open for more ranks than are enough, from its first arrival, by the present plan"`
 	Chunks  float64 `json:"chunks" cel:"chunks" doc:"chunks of a round, by the last report"`
 	Rounds  float64 `json:"rounds" cel:"rounds" doc:"rounds in the window, of the rank that has the most"`
 	Round   float64 `json:"round" cel:"round" doc:"number of the newest round that every rank has reported, as far as they are there"`
@@ -138,6 +141,10 @@ type Rank struct {
 	ResendShare float64 `json:"resend_share" cel:"resend_share" doc:"share of its packets that were sent again"`
 	LateShare   float64 `json:"late_share" cel:"late_share" doc:"share of its chunks whose result it missed"`
 	Behind      float64 `json:"behind" cel:"behind" doc:"rounds by which others were ahead of it in its last round"`
+	OwnP50      float64 `json:"own_p50" cel:"own_p50" unit:"s" doc:"median of its communication, less what it waited for others"`
+	// Ready is by round, the oldest first, and of the same rounds for all ranks: of those in the window that everybody has reported. A
+	// rank that is gone has none.
+	Ready []float64 `json:"ready,omitempty" cel:"ready" unit:"s" doc:"by round: how long its own part took, computation and communication without what it waited for others; what came too late for results is counted as if it had gone on at the pace of what was in time"`
 }
 
 // Switch is what is known of the switch.
@@ -158,14 +165,23 @@ func (s *Snapshot) Check() error {
 	if float64(len(s.Ranks)) != s.Job.Size {
 		return fmt.Errorf("check snapshot: %d ranks, the job has %v", len(s.Ranks), s.Job.Size)
 	}
-	for _, field := range Fields {
-		for _, v := range field.values(s) {
-			switch {
-			case math.IsNaN(v) || math.IsInf(v, 0):
-				return fmt.Errorf("check snapshot: %s is %v, want a finite number", field.Name, v)
-			case v < 0:
-				return fmt.Errorf("check snapshot: %s is %v, want none below 0", field.Name, v)
-			}
+	if err := check("", reflect.ValueOf(s).Elem(), snapshotNumbers); err != nil {
+		return err
+	}
+	if err := check("job.", reflect.ValueOf(&s.Job).Elem(), jobNumbers); err != nil {
+		return err
+	}
+	for i := range s.Ranks {
+		if err := check("rank.", reflect.ValueOf(&s.Ranks[i]).Elem(), rankNumbers); err != nil {
+			return err
+		}
+	}
+	if err := check("switch.", reflect.ValueOf(&s.Switch).Elem(), switchNumbers); err != nil {
+		return err
+	}
+	for i := range s.Servers {
+		if err := check("server.", reflect.ValueOf(&s.Servers[i]).Elem(), serverNumbers); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -140,7 +141,7 @@ func TestOrder(t *testing.T) {
 			continue
 		}
 		for r := range s.Ranks {
-			if s.Ranks[r] != want.Ranks[r] {
+			if !reflect.DeepEqual(s.Ranks[r], want.Ranks[r]) {
 				t.Fatalf("try %d: rank %d: %+v, want %+v", try, r, s.Ranks[r], want.Ranks[r])
 			}
 		}

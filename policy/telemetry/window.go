@@ -48,12 +48,17 @@ type rankWindow struct {
 	resends series
 	round   series
 	// own is how long it communicated when nobody else was waited for: what its rate follows from.
-	own series
+	own   series
+	ready series // Rank.Ready
+	// computed is how long it computed in rounds that it did not skip.
+	computed series
 }
 
 // waits are how long ranks waited for the results of a round.
 type waits struct {
 	comm    []time.Duration
+	compute []time.Duration
+	late    []float64 // share of chunks, by rank
 	have    uint64
 	blocked []time.Duration // by the rank that was waited for, as the report said that saw most of it
 	last    []int           // chunks by rank
@@ -73,14 +78,21 @@ func NewWindow(ranks, rounds int) *Window {
 }
 
 func (r *rankWindow) all() []*series {
-	return []*series{&r.blocked, &r.lag, &r.compute, &r.comm, &r.last, &r.late, &r.packets, &r.resends, &r.round, &r.own}
+	return []*series{&r.blocked, &r.lag, &r.compute, &r.comm, &r.last, &r.late, &r.packets, &r.resends, &r.round, &r.own, &r.ready, &r.computed}
 }
 
 // Gaps returns how many rounds were left out because a rank never reported them, or did so too late.
 func (w *Window) Gaps() uint64 { return w.gaps }
 
 // Present says which ranks are there: nobody waits for the reports of those that are gone.
-func (w *Window) Present(ranks uint64) { w.present = ranks & allRanks(len(w.ranks)) }
+func (w *Window) Present(ranks uint64) {
+	w.present = ranks & allRanks(len(w.ranks))
+	for i := range w.ranks {
+		if w.present>>i&1 == 0 {
+			w.ranks[i].ready.reset()
+		}
+	}
+}
 
 // Forget leaves out everything of before a change: percentiles are of rounds under one plan only.
 func (w *Window) Forget() {
@@ -132,10 +144,13 @@ func (w *Window) gather(rank int, round *Round) {
 	}
 	x := w.waits[n]
 	if x == nil {
-		x = &waits{comm: make([]time.Duration, len(w.ranks)), blocked: make([]time.Duration, len(w.ranks)), last: make([]int, len(w.ranks))}
+		ranks := len(w.ranks)
+		x = &waits{comm: make([]time.Duration, ranks), compute: make([]time.Duration, ranks), late: make([]float64, ranks),
+			blocked: make([]time.Duration, ranks), last: make([]int, ranks)}
 		w.waits[n] = x
 	}
-	x.comm[rank], x.have = round.Comm, x.have|1<<rank
+	x.comm[rank], x.compute[rank], x.have = round.Comm, round.Compute, x.have|1<<rank
+	x.late[rank] = share(float64(round.Late), float64(round.Chunks))
 	x.chunks = max(x.chunks, round.Chunks)
 	for _, l := range round.Last { // all ranks received the same results; who has seen them all says most
 		x.blocked[l.Rank], x.last[l.Rank] = max(x.blocked[l.Rank], l.Blocked), max(x.last[l.Rank], l.Chunks)
@@ -161,11 +176,14 @@ func (w *Window) count(n uint32, x *waits) {
 		w.settled = n + 1
 	}
 	longest := time.Duration(0)
+	var computed []float64
 	for rank := range x.comm {
 		if x.have>>rank&1 != 0 {
 			longest = max(longest, x.comm[rank])
+			computed = append(computed, x.compute[rank].Seconds())
 		}
 	}
+	usual := median(computed)
 	for rank := range w.ranks {
 		if x.have>>rank&1 == 0 {
 			continue
@@ -181,9 +199,26 @@ func (w *Window) count(n uint32, x *waits) {
 				waited = max(waited, blocked)
 			}
 		}
-		r.own.add(max(x.comm[rank]-waited, 0).Seconds())
+		own := max(x.comm[rank]-waited, 0).Seconds()
+		r.own.add(own)
+		compute := x.compute[rank].Seconds()
+		if compute < usual/skips && r.computed.len() > 0 {
+			compute = r.computed.quantile(0.5) // it skipped the round, and would not have been there so early
+		} else {
+			r.computed.add(compute)
+		}
+		if x.have&w.present == w.present {
+			if x.late[rank] > 0.5 {
+				own *= 2 // when it would have been there nobody can tell: not before it began anew, at least
+			}
+			r.ready.add(compute + own)
+		}
 	}
 }
+
+// skips is how many times shorter than usual a rank's computation is that has not computed: a rank of a quorum job that was late gives zeros
+// until it has caught up.
+const skips = 8
 
 // Fill fills in what reports tell of a job: everything of Ranks but Steered, and of Job what is measured. Job.Size must be
 // the window's.
@@ -206,7 +241,8 @@ func (w *Window) Fill(s *Snapshot, now time.Duration, bytes float64) {
 		b, l := r.blocked.sorted(), r.lag.sorted()
 		out.BlockedP50, out.BlockedP95, out.BlockedP99 = quantile(b, 0.5), quantile(b, 0.95), quantile(b, 0.99)
 		out.LagP50, out.LagP95, out.LagP99 = quantile(l, 0.5), quantile(l, 0.95), quantile(l, 0.99)
-		out.Rate = share(bytes, r.own.quantile(0.5))
+		out.OwnP50, out.Ready = r.own.quantile(0.5), r.ready.ordered()
+		out.Rate = share(bytes, out.OwnP50)
 		s.Ranks = append(s.Ranks, out)
 		j.Rounds = max(j.Rounds, out.Rounds)
 		round, comm = append(round, r.round.values...), append(comm, r.comm.values...)
@@ -262,6 +298,11 @@ func (s *series) mean() float64 {
 		sum += x
 	}
 	return share(sum, float64(len(s.values)))
+}
+
+// ordered returns the values, the oldest first.
+func (s *series) ordered() []float64 {
+	return append(slices.Clone(s.values[s.at:]), s.values[:s.at]...)
 }
 
 func (s *series) sorted() []float64 { return slices.Sorted(slices.Values(s.values)) }

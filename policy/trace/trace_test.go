@@ -48,6 +48,7 @@ func record(t *testing.T, c adapt.Config) []byte {
 // otherwise; a changed decision is found.
 func TestReplay(t *testing.T) {
 	c := adapt.DefaultConfig()
+	c.Rule = "outlier"
 	c.Pin = map[int]adapt.Place{1: adapt.Switch}
 	data := record(t, c)
 	traces, err := Read("t", bytes.NewReader(data))
@@ -83,6 +84,7 @@ func TestReplay(t *testing.T) {
 // TestContinue: a trace that begins in the midst of things knows what went before.
 func TestContinue(t *testing.T) {
 	c := adapt.DefaultConfig()
+	c.Rule = "outlier"
 	traces, err := Read("t", bytes.NewReader(record(t, c)))
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,8 @@ import (
 // epochDelay is how long after it has finished the last round of a plan a worker says so (worker.reportDelay).
 const epochDelay = 5 * time.Millisecond
 
+var dbg func(*auto, any)
+
 // auto has a job's plan follow what its ranks report, as the controller does (controller/adapt.go).
 type auto struct {
 	world   *world
@@ -78,6 +80,9 @@ func (a *auto) ended(rank int, c bucketCall) {
 	if epoch := a.job.ranks[rank].endpoint.Epoch(); epoch != a.known[rank] {
 		a.world.agenda.at(a.world.agenda.now+epochDelay, func() {
 			a.known[rank] = epoch
+			if p := a.job.installed[epoch]; p != nil {
+				a.job.ranks[rank].endpoint.SetWait(p.Wait)
+			}
 			a.proceed()
 		})
 	}
@@ -113,6 +118,7 @@ func (a *auto) judge() {
 	s.Job = telemetry.Job{
 		Name: j.spec.Name, Size: float64(len(j.ranks)), Mode: string(j.consistency.Mode), Pool: float64(j.plan.Pool),
 		Cohort: float64(bits.OnesCount64(j.plan.Cohort)), Steered: float64(bits.OnesCount64(j.plan.Steered)),
+		Quorum: float64(j.plan.Quorum), Least: float64(j.consistency.Quorum), Wait: j.plan.Wait.Seconds(),
 	}
 	s.Switch = telemetry.Switch{Slots: float64(w.opts.Slots), SlotsFree: w.slotsFree()}
 	s.Servers = s.Servers[:0]
@@ -128,11 +134,14 @@ func (a *auto) judge() {
 	}
 	a.judged, a.round = true, s.Job.Round
 	d := a.engine.Step(s)
+	if dbg != nil {
+		dbg(a, d.Alternatives)
+	}
 	for _, m := range d.Moves {
 		a.moves = append(a.moves, Move{w.agenda.now, j.ranks[m.Rank].round, m})
 	}
-	if d.Steered != j.plan.Steered {
-		a.steer(d.Steered)
+	if next := d.Apply(j.plan); !next.Equal(j.plan) {
+		a.steer(next)
 	}
 }
 
@@ -145,30 +154,24 @@ func (w *world) slotsFree() float64 {
 	return 1 - float64(leased)/float64(w.opts.Slots)
 }
 
-// steer begins the change to the plan in which servers sum these ranks: the steps of docs/protocol.md, "Changing a plan".
-func (a *auto) steer(steered uint64) {
+// steer begins the change to a plan with who sums, quorum and wait of this one: the steps of docs/protocol.md, "Changing a plan".
+func (a *auto) steer(next policy.Plan) {
 	w, j := a.world, a.job
-	rule := policy.Static{Mode: policy.ModeSwitch}
-	if steered != 0 {
-		rule.Mode = policy.ModeHybrid
-		a.steered = true
-	}
-	for m := steered; m != 0; m &= m - 1 {
-		rule.Steer = append(rule.Steer, bits.TrailingZeros64(m))
-	}
-	d, err := rule.Decide(policy.Input{Job: j.spec.Name, Ranks: len(j.ranks), Servers: w.names(), Pool: j.plan.Pool})
+	next.Servers = nil // all that there are
+	a.steered = a.steered || next.Steered != 0
+	d, err := next.Rule().Decide(w.input(j, 0))
 	if err != nil {
 		w.failf("job %s: %v", j.spec.Name, err)
 		return
 	}
 	c := &change{to: d.Plan, epoch: nextEpoch(j.epoch)}
 	a.change = c
-	next, old := w.resolve(c.to), j.installed[j.epoch]
-	for _, number := range next.servers {
-		c.steps = append(c.steps, func() error { return w.installServer(j, c.epoch, number) })
+	to, old := w.resolve(c.to), j.installed[j.epoch]
+	for _, number := range to.servers {
+		c.steps = append(c.steps, func() error { return w.installServer(j, c.epoch, c.to, number) })
 	}
 	c.steps = append(c.steps,
-		func() error { return w.installSwitch(j, c.epoch, next) },
+		func() error { return w.installSwitch(j, c.epoch, to) },
 		func() error {
 			c.armed = true
 			if len(old.servers) == 0 {

@@ -64,7 +64,7 @@ func (k *rank) start() {
 	c := &j.consistency
 	k.endpoint = transport.New(transport.Config{
 		Job: j.id, Epoch: j.epoch, Rank: k.number, Ranks: len(j.ranks), Pool: uint32(j.plan.Pool), Depth: j.spec.Depth, MaxChunks: int(j.chunks),
-		Quorum: c.Quorum, Wait: c.Wait, Rounds: int(j.rounds), Async: c.Mode == controller.ModeAsync, Staleness: c.Staleness,
+		Quorum: c.Quorum, Wait: j.plan.Wait, Rounds: int(j.rounds), Async: c.Mode == controller.ModeAsync, Staleness: c.Staleness,
 	})
 	for _, n := range j.spec.Tensors.Buckets() {
 		k.buckets = append(k.buckets, make([]float32, n))

@@ -20,6 +20,13 @@ func Resize(s *scenario.Scenario, n int) (*scenario.Scenario, error) {
 		by := n - j.Ranks
 		j.Ranks = n
 		j.Links, j.Loss, j.Compute.Slow = shift(j.Links, by), shift(j.Loss, by), shift(j.Compute.Slow, by)
+		var episodes []scenario.Episode
+		for _, e := range j.Compute.Episodes {
+			if e.Rank += by; e.Rank >= 0 {
+				episodes = append(episodes, e)
+			}
+		}
+		j.Compute.Episodes = episodes
 		var steer []int
 		for _, r := range j.Steer {
 			if r+by >= 0 {

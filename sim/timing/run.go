@@ -217,7 +217,7 @@ func (w *world) create(j *job, free *int) error {
 			return err
 		}
 	}
-	d, err := rule.Decide(policy.Input{Job: j.spec.Name, Ranks: len(j.ranks), Servers: w.names(), Slots: *free})
+	d, err := rule.Decide(w.input(j, *free))
 	if err != nil {
 		return err
 	}
@@ -233,6 +233,14 @@ func (w *world) create(j *job, free *int) error {
 	return nil
 }
 
+// input is what a job's plans are decided from, where so many slots of the switch are free.
+func (w *world) input(j *job, free int) policy.Input {
+	return policy.Input{
+		Job: j.spec.Name, Ranks: len(j.ranks), Servers: w.names(), Slots: free, Pool: j.plan.Pool,
+		Quorum: j.consistency.Quorum, Wait: j.consistency.Wait,
+	}
+}
+
 func (w *world) names() (names []string) {
 	for _, v := range w.servers {
 		names = append(names, v.name)
@@ -244,7 +252,7 @@ func (w *world) names() (names []string) {
 func (w *world) install(j *job, epoch uint16, plan policy.Plan) error {
 	p := w.resolve(plan)
 	for _, number := range p.servers {
-		if err := w.installServer(j, epoch, number); err != nil {
+		if err := w.installServer(j, epoch, plan, number); err != nil {
 			return err
 		}
 	}
@@ -264,11 +272,11 @@ func (w *world) resolve(plan policy.Plan) *installed {
 	return p
 }
 
-func (w *world) installServer(j *job, epoch uint16, number int) error {
+func (w *world) installServer(j *job, epoch uint16, plan policy.Plan, number int) error {
 	c := &j.consistency
 	return w.servers[number].aggregator.Install(agg.ServerPlan{
 		Job: j.id, Epoch: epoch, Ranks: j.all(), Base: j.serverBases[number], Chunks: j.chunks, Rounds: j.rounds,
-		Quorum: uint32(c.Quorum), WaitUs: uint32(c.Wait.Microseconds()),
+		Quorum: uint32(plan.Quorum), WaitUs: uint32(plan.Wait.Microseconds()),
 		Async: c.Mode == controller.ModeAsync, Staleness: uint32(c.Staleness),
 	})
 }
@@ -286,7 +294,7 @@ func (w *world) installSwitch(j *job, epoch uint16, p *installed) error {
 	pool := uint32(p.Pool)
 	return w.sw.Install(agg.SwitchPlan{
 		Job: j.id, Epoch: epoch, Ranks: j.all(), Cohort: p.Cohort, Servers: len(p.servers), Base: j.base + uint32(epoch%2)*2*pool, Pool: pool,
-		Quorum: j.consistency.Mode == controller.ModeQuorum, WaitUs: uint32(j.consistency.Wait.Microseconds()),
+		Quorum: p.Quorum != 0, WaitUs: uint32(p.Wait.Microseconds()),
 	}, members, ports)
 }
 

@@ -15,6 +15,16 @@ import (
 	"xagg/wire"
 )
 
+// steady is a scenario of four ranks that are alike, with so many rounds.
+func steady(rounds int) *scenario.Scenario {
+	return &scenario.Scenario{
+		Name: "steady", Servers: 1, Links: scenario.Links{Worker: 50e6}, Rounds: rounds, Seed: 1,
+		Jobs: []scenario.Job{{
+			Name: "train", Ranks: 4, Depth: 1, Tensors: scenario.Tensors{Sizes: []int{4096}}, Compute: scenario.Compute{Mean: 200 * time.Millisecond},
+		}},
+	}
+}
+
 func load(t *testing.T, name string) *scenario.Scenario {
 	t.Helper()
 	s, err := scenario.Load(filepath.Join("../../scenarios", name+".yaml"))
@@ -198,6 +208,9 @@ func TestResize(t *testing.T) {
 	}
 	if s.Jobs[0].Ranks != 4 || s.Jobs[0].Compute.Slow[3] != 4 || s.Jobs[0].Quorum.Ranks != 3 {
 		t.Errorf("the scenario has changed: %+v", s.Jobs[0])
+	}
+	if got, err := Resize(load(t, "episode"), 8); err != nil || got.Jobs[0].Compute.Episodes[0].Rank != 7 {
+		t.Errorf("episode with 8 ranks: %+v, %v", got, err)
 	}
 	half, err := Resize(load(t, "slow-half"), 2)
 	if err != nil || len(half.Jobs[0].Compute.Slow) != 2 {

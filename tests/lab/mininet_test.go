@@ -167,7 +167,7 @@ func mininetBench(t *testing.T, xagg, temp, out string, args ...string) *exec.Cm
 func TestMininetBench(t *testing.T) {
 	require.Have(t, require.Mininet, require.XDP)
 	temp, folder := t.TempDir(), t.TempDir()
-	cmd := mininetBench(t, build(t), temp, filepath.Join(folder, "r.jsonl"), "--", "--repeat", "1", "--modes", "tcp,switch,server,hybrid/quorum")
+	cmd := mininetBench(t, build(t), temp, filepath.Join(folder, "r.jsonl"), "--", "--repeat", "1", "--modes", "tcp,switch,server,auto,hybrid/quorum,auto/quorum")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", cmd, err, out)
 	}
@@ -188,8 +188,8 @@ func TestMininetBench(t *testing.T) {
 		t.Fatalf("%d sessions, want one per switch of %v", len(r.Sessions), names)
 	}
 	for _, s := range r.Sessions {
-		if s.Header.Lab != "mininet" || len(s.Runs) != 4 {
-			t.Errorf("%d runs in lab %q with %s, want 4 in mininet", len(s.Runs), s.Header.Lab, s.Header.Switch)
+		if s.Header.Lab != "mininet" || len(s.Runs) != 6 {
+			t.Errorf("%d runs in lab %q with %s, want 6 in mininet", len(s.Runs), s.Header.Lab, s.Header.Switch)
 		}
 		for _, run := range s.Runs {
 			if !run.Finished() || run.Scenario != names[s.Header.Switch] || run.Usage.CPU["switch"] <= 0 {

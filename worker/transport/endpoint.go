@@ -23,8 +23,8 @@ type Config struct {
 	Depth     int    // rounds that may be under way; 0 = 1
 	MaxChunks int    // of a round, at least 1: a longer vector takes several
 
-	// Quorum, if not 0, is the number of ranks that are enough for a RESULT, Wait how long aggregators keep a chunk open for
-	// more, and Rounds how many rounds servers keep for those who come later.
+	// Quorum, if not 0, is the least number of ranks that are enough for a RESULT, Wait how long aggregators keep a chunk open
+	// for more, as far as is known, see [Endpoint.SetWait], and Rounds how many rounds servers keep for those who come later.
 	Quorum int
 	Wait   time.Duration
 	Rounds int
@@ -744,6 +744,10 @@ func (e *Endpoint) Residual(key string) []int32 {
 	}
 	return values
 }
+
+// SetWait sets how long aggregators keep a chunk of a job with a quorum open for more, by the newest plan: what was planned already
+// stays.
+func (e *Endpoint) SetWait(wait time.Duration) { e.window.SetWait(wait) }
 
 // Epoch returns an epoch: every round of this worker under older ones is finished, and no other will begin.
 func (e *Endpoint) Epoch() uint16 { return e.window.Epoch() }
