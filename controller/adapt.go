@@ -124,6 +124,7 @@ func (c *Controller) measured(ctx context.Context, j *job, meet *rendezvous, ran
 		round := telemetry.Round{
 			Number: r.GetRound(), Compute: clipped(r.GetComputeUs()), Comm: clipped(r.GetCommUs()),
 			Chunks: int(r.GetChunks()), Late: int(r.GetLate()), Packets: r.GetPackets(), Resends: r.GetResends(), Behind: int(r.GetBehind()),
+			Held: clipped(r.GetHeldUs()), Blocked: clipped(r.GetBlockedUs()),
 		}
 		for _, l := range r.GetLast() {
 			round.Last = append(round.Last, telemetry.Last{
@@ -156,6 +157,7 @@ func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.
 	s := &a.snapshot
 	c.observe(j, s)
 	a.window.Fill(s, now, float64(j.spec.MaxElems)*4)
+	c.devices.fill(s, now, j.id)
 	for i := range s.Ranks {
 		s.Ranks[i].Steered = j.decision.Steered>>i&1 != 0
 	}

@@ -67,6 +67,7 @@ type Controller struct {
 	have     map[uint16]objects // installed, by owner: an incarnation's job id, or baseOwner
 
 	links         links
+	devices       devices
 	questions     atomic.Uint32 // asked of slots
 	looking       chan struct{} // held by whoever looks at a job
 	changes       prometheus.Histogram
@@ -151,6 +152,7 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		}
 	}
 	c.links.init(&c.cfg)
+	c.devices.init(&c.cfg)
 	return c, nil
 }
 
@@ -197,6 +199,7 @@ func (c *Controller) Run(ctx context.Context, lis net.Listener) error {
 	for _, s := range c.cfg.Servers {
 		c.running.Go(func() { c.keepAgent(run, s) })
 	}
+	c.running.Go(func() { c.watchDevices(run) })
 	c.resume(run)
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(lis) }()

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"xagg/api"
-	"xagg/controller/p4rt"
+	"xagg/policy/telemetry"
 )
 
 // lookTimeout bounds an answer of one device.
@@ -253,24 +253,18 @@ func (c *Controller) readSwitch(ctx context.Context, t *target, indexes []slotIn
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	traffic, err := session.DirectCounter(ctx, tableMember)
+	read, err := session.Counts(ctx, nil, []string{tableMember})
 	if err != nil {
 		return nil, nil, err
 	}
+	traffic := members(read)
 	counts := make([]uint64, t.ranks)
 	for rank := range counts {
 		for _, p := range t.plans {
-			counts[rank] += traffic[memberKey(t.id, p.epoch, rank)].Packets
+			counts[rank] += traffic[telemetry.Member{Job: t.id, Epoch: p.epoch, Rank: rank}].Packets
 		}
 	}
 	return seen, counts, nil
-}
-
-// memberKey is the key of a rank's entry in the switch's member table.
-func memberKey(job, epoch uint16, rank int) string {
-	return p4rt.Entry{Table: tableMember, Match: []p4rt.Match{
-		{Field: fieldJob, Value: num(job)}, {Field: fieldEpoch, Value: num(epoch)}, {Field: fieldRank, Value: num(rank)},
-	}}.Key()
 }
 
 // readServer reads the open chunks of a job at a server.

@@ -66,10 +66,10 @@ func (a *auto) start() {
 
 // ended notes an all-reduce of a rank for its next report, and whether it goes on under another plan.
 func (a *auto) ended(rank int, c bucketCall) {
-	i := c.Info()
+	i, held := c.Info(), c.Held()
 	round := telemetry.Round{
 		Number: i.Round, Compute: c.compute, Comm: i.Duration, Chunks: i.Chunks, Late: i.Late, Packets: i.Packets, Resends: i.Resends,
-		Behind: a.job.ranks[rank].endpoint.Behind(c.Call),
+		Behind: a.job.ranks[rank].endpoint.Behind(c.Call), Held: held.Incomplete, Blocked: held.Blocked,
 	}
 	for other, l := range c.Lasts() {
 		if l.Chunks > 0 {
