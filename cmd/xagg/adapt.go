@@ -136,6 +136,9 @@ func writeExplanation(env *env, reply *api.ExplainReply) error {
 	if err := writeAlternatives(out, &d); err != nil {
 		return err
 	}
+	if d.Quorum > 0 {
+		fmt.Fprintf(out, "%d ranks are enough for a result, chunks wait %s for more\n", d.Quorum, ms(d.Wait))
+	}
 	for _, m := range d.Moves {
 		fmt.Fprintf(out, "rank %d goes to the %s: %s\n", m.Rank, m.To, m.Why)
 	}
