@@ -189,8 +189,9 @@ func TestSteerKeepsConsistency(t *testing.T) {
 		}
 		return job
 	}
-	before := create("quorum", &api.Consistency{Mode: "quorum", Quorum: 1})
+	create("quorum", &api.Consistency{Mode: "quorum", Quorum: 1})
 	create("async", &api.Consistency{Mode: "async"})
+	before := r.job("quorum")
 	refused := func(job string, p *api.Policy, code codes.Code, want string) {
 		t.Helper()
 		_, err := r.client.Steer(r.context(), &api.SteerRequest{Job: job, Policy: p})
