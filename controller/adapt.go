@@ -225,27 +225,8 @@ func (c *Controller) observe(j *job, s *telemetry.Snapshot) {
 	}
 	s.Servers = c.links.servers(s.Servers[:0])
 	for i := range s.Servers {
-		s.Servers[i].MemoryFree = c.memoryFree(s.Servers[i].Name)
+		s.Servers[i].MemoryFree = c.intent.memoryFree(s.Servers[i].Name)
 	}
-}
-
-// memoryFree returns the share of a server's memory that no plan has leased; 0 where it is not known how much it has.
-func (c *Controller) memoryFree(server string) float64 {
-	slots := c.links.slotsOf(server)
-	if slots == 0 {
-		return 0
-	}
-	leased := uint64(0)
-	for _, j := range c.intent.jobs {
-		for _, p := range j.plans() {
-			for _, name := range p.decision.Servers {
-				if name == server {
-					leased += uint64(j.rounds()) * uint64(j.chunks())
-				}
-			}
-		}
-	}
-	return max(0, 1-float64(leased)/float64(slots))
 }
 
 // servers returns what is known of the servers, in their order.
@@ -256,13 +237,6 @@ func (l *links) servers(list []telemetry.Server) []telemetry.Server {
 		list = append(list, telemetry.Server{Name: name, Ready: l.agents[name].ready})
 	}
 	return list
-}
-
-// slotsOf returns the number of slots that a server said it has.
-func (l *links) slotsOf(name string) uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return uint64(l.agents[name].info.GetSlots())
 }
 
 // adaptOf reads a policy of a request; nil = none.
@@ -361,7 +335,7 @@ func (s *service) Record(req *api.RecordRequest, stream grpc.ServerStreamingServ
 	if a == nil {
 		c.mu.Unlock()
 		return status.Errorf(codes.FailedPrecondition, "the plan of job %q follows nothing that is measured; give it a policy: "+
-			"'xagg job adapt %[1]s --policy outlier', with dry_run to record only", j.spec.Name)
+			"'xagg job adapt %[1]s --policy cost-model', with dry_run to record only", j.spec.Name)
 	}
 	r := &reader{lines: make(chan []byte, recordBuffer)}
 	r.lines <- bytes.TrimSuffix(a.header(j), []byte("\n"))

@@ -208,7 +208,7 @@ job's life. Quorum needs a server (--mode server or hybrid), async all ranks at 
 		Example: `  xagg job create train --ranks 4 --max-elems 1000000 --depth 4
   xagg job create train --ranks 4 --max-elems 1000000 --mode hybrid --steer 3 --consistency quorum --quorum 3 --wait 10ms
   xagg job create train --ranks 4 --max-elems 1000000 --mode server --consistency async --staleness 2
-  xagg job create train --ranks 4 --max-elems 1000000 --mode switch --adapt outlier`,
+  xagg job create train --ranks 4 --max-elems 1000000 --mode switch --adapt cost-model`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if ranks == 0 || maxElems == 0 {
