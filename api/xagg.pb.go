@@ -404,6 +404,7 @@ type CreateJobRequest struct {
 	Consistency   *Consistency           `protobuf:"bytes,5,opt,name=consistency,proto3" json:"consistency,omitempty"`            // absent: sync
 	Depth         uint32                 `protobuf:"varint,6,opt,name=depth,proto3" json:"depth,omitempty"`                       // rounds that may be under way, 1..16; 0 = 1
 	Adapt         string                 `protobuf:"bytes,7,opt,name=adapt,proto3" json:"adapt,omitempty"`                        // how the plan follows what is measured, a policy as YAML; empty: it stays what `policy` makes it
+	Weight        uint32                 `protobuf:"varint,8,opt,name=weight,proto3" json:"weight,omitempty"`                     // its share of switch slots beside other jobs, 1..1000; 0 = 1
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -485,6 +486,13 @@ func (x *CreateJobRequest) GetAdapt() string {
 		return x.Adapt
 	}
 	return ""
+}
+
+func (x *CreateJobRequest) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
 }
 
 type AdaptRequest struct {
@@ -852,13 +860,15 @@ type Job struct {
 	Error         string                 `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`            // why it was aborted
 	Consistency   *Consistency           `protobuf:"bytes,15,opt,name=consistency,proto3" json:"consistency,omitempty"`
 	Depth         uint32                 `protobuf:"varint,16,opt,name=depth,proto3" json:"depth,omitempty"`
-	Gone          uint64                 `protobuf:"varint,17,opt,name=gone,proto3" json:"gone,omitempty"`                   // mask of the ranks of a quorum job that are not there at present
-	Recovery      string                 `protobuf:"bytes,18,opt,name=recovery,proto3" json:"recovery,omitempty"`            // what a recovery that is under way waits for, in words; empty = there is none
-	Awaited       uint64                 `protobuf:"varint,19,opt,name=awaited,proto3" json:"awaited,omitempty"`             // mask of the ranks that have not come back yet to a controller that was restarted
-	Quorum        uint32                 `protobuf:"varint,21,opt,name=quorum,proto3" json:"quorum,omitempty"`               // ranks that are enough for a result under the plan: fewer than it says where fewer are there; 0 = no quorum
-	WaitUs        uint32                 `protobuf:"varint,22,opt,name=wait_us,json=waitUs,proto3" json:"wait_us,omitempty"` // and how long a chunk is kept open for more, in microseconds
-	Note          string                 `protobuf:"bytes,20,opt,name=note,proto3" json:"note,omitempty"`                    // in what the configuration would have it otherwise, in words; empty = in nothing
-	Change        *Change                `protobuf:"bytes,14,opt,name=change,proto3" json:"change,omitempty"`                // absent unless the plan changes; until no rank needs the old plan any more, the fields above are its
+	Gone          uint64                 `protobuf:"varint,17,opt,name=gone,proto3" json:"gone,omitempty"`                               // mask of the ranks of a quorum job that are not there at present
+	Recovery      string                 `protobuf:"bytes,18,opt,name=recovery,proto3" json:"recovery,omitempty"`                        // what a recovery that is under way waits for, in words; empty = there is none
+	Awaited       uint64                 `protobuf:"varint,19,opt,name=awaited,proto3" json:"awaited,omitempty"`                         // mask of the ranks that have not come back yet to a controller that was restarted
+	Quorum        uint32                 `protobuf:"varint,21,opt,name=quorum,proto3" json:"quorum,omitempty"`                           // ranks that are enough for a result under the plan: fewer than it says where fewer are there; 0 = no quorum
+	WaitUs        uint32                 `protobuf:"varint,22,opt,name=wait_us,json=waitUs,proto3" json:"wait_us,omitempty"`             // and how long a chunk is kept open for more, in microseconds
+	Weight        uint32                 `protobuf:"varint,23,opt,name=weight,proto3" json:"weight,omitempty"`                           // its share of switch slots beside other jobs
+	QuotaSlots    uint32                 `protobuf:"varint,24,opt,name=quota_slots,json=quotaSlots,proto3" json:"quota_slots,omitempty"` // slots of the switch that the weight entitles it to, as jobs are now
+	Note          string                 `protobuf:"bytes,20,opt,name=note,proto3" json:"note,omitempty"`                                // in what the configuration would have it otherwise, in words; empty = in nothing
+	Change        *Change                `protobuf:"bytes,14,opt,name=change,proto3" json:"change,omitempty"`                            // absent unless the plan changes; until no rank needs the old plan any more, the fields above are its
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1029,6 +1039,20 @@ func (x *Job) GetQuorum() uint32 {
 func (x *Job) GetWaitUs() uint32 {
 	if x != nil {
 		return x.WaitUs
+	}
+	return 0
+}
+
+func (x *Job) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *Job) GetQuotaSlots() uint32 {
+	if x != nil {
+		return x.QuotaSlots
 	}
 	return 0
 }
@@ -4064,7 +4088,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\x06quorum\x18\x06 \x01(\rR\x06quorum\x12\x1c\n" +
 	"\await_us\x18\a \x01(\rH\x00R\x06waitUs\x88\x01\x01B\n" +
 	"\n" +
-	"\b_wait_us\"\xe6\x01\n" +
+	"\b_wait_us\"\xfe\x01\n" +
 	"\x10CreateJobRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ranks\x18\x02 \x01(\rR\x05ranks\x12\x1b\n" +
@@ -4072,7 +4096,8 @@ const file_xagg_proto_rawDesc = "" +
 	"\x06policy\x18\x04 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\x126\n" +
 	"\vconsistency\x18\x05 \x01(\v2\x14.xagg.v1.ConsistencyR\vconsistency\x12\x14\n" +
 	"\x05depth\x18\x06 \x01(\rR\x05depth\x12\x14\n" +
-	"\x05adapt\x18\a \x01(\tR\x05adapt\"6\n" +
+	"\x05adapt\x18\a \x01(\tR\x05adapt\x12\x16\n" +
+	"\x06weight\x18\b \x01(\rR\x06weight\"6\n" +
 	"\fAdaptRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x14\n" +
 	"\x05adapt\x18\x02 \x01(\tR\x05adapt\"\"\n" +
@@ -4094,7 +4119,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\x06quorum\x18\x02 \x01(\rR\x06quorum\x12\x17\n" +
 	"\await_us\x18\x03 \x01(\rR\x06waitUs\x12\x1c\n" +
 	"\tstaleness\x18\x04 \x01(\rR\tstaleness\x12\x16\n" +
-	"\x06rounds\x18\x05 \x01(\rR\x06rounds\"\xb3\x04\n" +
+	"\x06rounds\x18\x05 \x01(\rR\x06rounds\"\xec\x04\n" +
 	"\x03Job\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x14\n" +
@@ -4116,7 +4141,10 @@ const file_xagg_proto_rawDesc = "" +
 	"\brecovery\x18\x12 \x01(\tR\brecovery\x12\x18\n" +
 	"\aawaited\x18\x13 \x01(\x04R\aawaited\x12\x16\n" +
 	"\x06quorum\x18\x15 \x01(\rR\x06quorum\x12\x17\n" +
-	"\await_us\x18\x16 \x01(\rR\x06waitUs\x12\x12\n" +
+	"\await_us\x18\x16 \x01(\rR\x06waitUs\x12\x16\n" +
+	"\x06weight\x18\x17 \x01(\rR\x06weight\x12\x1f\n" +
+	"\vquota_slots\x18\x18 \x01(\rR\n" +
+	"quotaSlots\x12\x12\n" +
 	"\x04note\x18\x14 \x01(\tR\x04note\x12'\n" +
 	"\x06change\x18\x0e \x01(\v2\x0f.xagg.v1.ChangeR\x06change\"\xd8\x01\n" +
 	"\x06Change\x12\x14\n" +

@@ -15,6 +15,7 @@ import (
 	"xagg/api"
 	"xagg/policy"
 	"xagg/policy/adapt"
+	"xagg/policy/place"
 	"xagg/policy/telemetry"
 	"xagg/policy/trace"
 )
@@ -202,10 +203,7 @@ func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.
 func (j *job) decided(d *adapt.Decision) (rule policy.Static, same bool) {
 	next := d.Apply(j.decision.Plan)
 	same = next.Equal(j.decision.Plan)
-	next.Servers = nil
-	if j.spec.Policy != nil {
-		next.Servers = j.spec.Policy.Servers
-	}
+	next.Servers = j.homes
 	return next.Rule(), same
 }
 
@@ -299,11 +297,18 @@ func (s *service) Adapt(_ context.Context, req *api.AdaptRequest) (*api.Job, err
 		err = fieldf("adapt", "servers sum all ranks of the job, which leaves nothing to move; first steer it to mode %q or %q",
 			policy.ModeSwitch, policy.ModeHybrid)
 	}
+	homes := j.decision.Servers
+	if err == nil && a != nil && len(homes) == 0 {
+		var placed place.Placement
+		placed, err = c.intent.deal(spec, policy.Static{Mode: policy.ModeSwitch}, j)
+		homes = placed.Homes
+	}
 	if err != nil {
 		c.mu.Unlock()
 		return nil, apiError(err)
 	}
 	j.spec = spec
+	j.homes = homes
 	if old := c.adaptations[spec.Name]; old != nil {
 		old.id = 0 // is made anew
 	}
@@ -356,7 +361,7 @@ func (s *service) Record(req *api.RecordRequest, stream grpc.ServerStreamingServ
 	if a == nil {
 		c.mu.Unlock()
 		return status.Errorf(codes.FailedPrecondition, "the plan of job %q follows nothing that is measured; give it a policy: "+
-			"'xagg job adapt %[1]s --policy outlier', with dry_run to record only", j.spec.Name)
+			"'xagg job adapt %[1]s --policy cost-model', with dry_run to record only", j.spec.Name)
 	}
 	r := &reader{lines: make(chan []byte, recordBuffer)}
 	r.lines <- bytes.TrimSuffix(a.header(j), []byte("\n"))

@@ -246,7 +246,7 @@ func (c *Controller) readSwitch(ctx context.Context, t *target, indexes []slotIn
 				continue
 			}
 			seen = append(seen, sight{
-				at: atSwitch, slot: i, epoch: h.Epoch, place: place{h.Round, h.Chunk}, have: h.Contributors,
+				at: atSwitch, slot: i, epoch: h.Epoch, place: spot{h.Round, h.Chunk}, have: h.Contributors,
 				closed: h.Reason != 0 || h.Contributors == p.cohort, age: microseconds(uint64(h.SpreadUs)),
 			})
 		}
@@ -285,7 +285,7 @@ func (c *Controller) readServer(ctx context.Context, t *target, name string) ([]
 			continue // of a plan that is no more
 		}
 		seen = append(seen, sight{
-			at: name, epoch: uint16(s.GetEpoch()), place: place{s.GetRound(), s.GetChunk()}, have: s.GetContributors(),
+			at: name, epoch: uint16(s.GetEpoch()), place: spot{s.GetRound(), s.GetChunk()}, have: s.GetContributors(),
 			age: microseconds(s.GetAgeUs()),
 		})
 	}

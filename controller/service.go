@@ -14,6 +14,7 @@ import (
 
 	"xagg/api"
 	"xagg/policy"
+	"xagg/policy/place"
 	"xagg/wire"
 )
 
@@ -31,6 +32,7 @@ func apiError(err error) error {
 		slotsErr *policy.SlotsError
 		existErr *existsError
 		fullErr  *exhaustedError
+		shortErr *place.ShortError
 		seatErr  *seatError
 		changing *changeError
 	)
@@ -40,7 +42,7 @@ func apiError(err error) error {
 		return nil
 	case errors.As(err, &fieldErr):
 		code = codes.InvalidArgument
-	case errors.As(err, &slotsErr), errors.As(err, &fullErr):
+	case errors.As(err, &slotsErr), errors.As(err, &fullErr), errors.As(err, &shortErr):
 		code = codes.ResourceExhausted
 	case errors.As(err, &existErr):
 		code = codes.AlreadyExists
@@ -70,6 +72,7 @@ func (s *service) CreateJob(_ context.Context, req *api.CreateJobRequest) (*api.
 	spec := JobSpec{
 		Name: req.GetName(), Ranks: int(req.GetRanks()), MaxElems: req.GetMaxElems(), Policy: ruleOf(req.GetPolicy()),
 		Consistency: consistencyOf(req.GetConsistency()), Depth: int(req.GetDepth()),
+		Weight: int(req.GetWeight()),
 	}
 	var err error
 	if spec.Adapt, err = adaptOf(req.GetAdapt()); err != nil {
@@ -507,6 +510,8 @@ func (c *Controller) describe(j *job) *api.Job {
 		State:       string(meet.state),
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),
+		Weight:      uint32(j.spec.weight()),
+		QuotaSlots:  uint32(c.intent.quota(j)),
 		Change:      describeChange(j.change, meet),
 		Quorum:      uint32(j.quorum),
 		WaitUs:      microsOf(j.decision.Wait),

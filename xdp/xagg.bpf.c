@@ -64,6 +64,7 @@ struct rank_stats {
 	__u64 lag_sum_us;
 	__u64 lag_max_us;
 	__u64 lag_log2[LAG_BUCKETS];
+	__u64 partials; // of which the rank was the last contributor
 };
 
 struct {
@@ -135,12 +136,17 @@ static __always_inline __u32 log2_of(__u32 x)
 	return n + (x >> 1);
 }
 
-static __always_inline void count_lag(const struct plan *plan, __u32 rank, __u32 lag_us)
+// Counts what was summed. A PARTIAL has no lag: it does not say when its contributors came.
+static __always_inline void count_summed(const struct plan *plan, __u32 type, __u32 rank, __u32 lag_us)
 {
 	__u32 key = plan->index * MAX_RANKS + rank;
 	struct rank_stats *s = bpf_map_lookup_elem(&ranks, &key);
 	if (!s)
 		return;
+	if (unlikely(type != TYPE_GRAD)) {
+		s->partials++;
+		return;
+	}
 	s->packets++;
 	s->lag_sum_us += lag_us;
 	if (lag_us > s->lag_max_us)
@@ -516,7 +522,7 @@ static __noinline int add_to_running_sum(struct xdp_md *ctx, const struct plan *
 	count(reason);
 	switch (reason) {
 	case REASON_NONE:
-		count_lag(plan, rank, 0); // a running sum has no first arrival to be behind
+		count_summed(plan, TYPE_GRAD, rank, 0); // a running sum has no first arrival to be behind
 		fallthrough;
 	case REASON_DUPLICATE:
 		a.next_epoch = chunk ? 0 : plan->next_epoch;
@@ -653,10 +659,9 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 		if (reason == REASON_LATE)
 			a.flags |= FLAG_LATE;
 		if (good && !reason) {
-			if (type == TYPE_GRAD)
-				count_lag(plan, rank, a.spread_us);
-			else
+			if (type != TYPE_GRAD)
 				a.service = plan;
+			count_summed(plan, type, rank, a.spread_us);
 		}
 	} else {
 		good = udp_ok(f, sum + over_lanes(PASS_SUM, blocks, f, 0));

@@ -459,6 +459,7 @@ func compareCounts(t *testing.T, server *Server, memory *Memory) {
 			}
 		}
 	}
+	partials := uint64(0)
 	for index := range uint32(MaxJobs) {
 		got, err := server.Ranks(index)
 		if err != nil {
@@ -466,6 +467,7 @@ func compareCounts(t *testing.T, server *Server, memory *Memory) {
 		}
 		for rank := range got {
 			g, w := got[rank], memory.ranks[index][rank]
+			partials += w.Partials
 			// Lags differ from the reference's, but must fit each other.
 			var inBuckets, most uint64
 			for i, n := range g.LagLog2 {
@@ -473,10 +475,13 @@ func compareCounts(t *testing.T, server *Server, memory *Memory) {
 					most = 1<<(i+1) - 1
 				}
 			}
-			if g.Packets != w.Packets || inBuckets != g.Packets || g.LagMaxUs > g.LagSumUs ||
+			if g.Packets != w.Packets || g.Partials != w.Partials || inBuckets != g.Packets || g.LagMaxUs > g.LagSumUs ||
 				g.LagMaxUs > most || most > 1 && g.LagMaxUs <= most/2 {
 				t.Errorf("job index %d rank %d: %+v, reference %+v", index, rank, g, w)
 			}
 		}
+	}
+	if partials == 0 {
+		t.Error("no PARTIAL was summed: the trace does not cover it")
 	}
 }

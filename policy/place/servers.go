@@ -66,7 +66,10 @@ func (p *Problem) deal() (*deals, error) {
 		if len(may) == 0 && j.Steerable {
 			may = all
 		}
-		guest := guest{index: i, name: j.Job, memory: int64(min(j.Memory, unlimited)), load: float64(j.Ranks)}
+		guest := guest{index: i, name: j.Job, memory: int64(min(j.Memory, unlimited)), load: float64(d.Streams())}
+		if j.Steerable {
+			guest.load = float64(j.Ranks)
+		}
 		for _, name := range may {
 			guest.may = append(guest.may, p.serverOf(name))
 		}
@@ -164,7 +167,7 @@ func newTable(p *Problem) *table {
 	for _, held := range p.Held {
 		for _, name := range held.Servers {
 			t.hosts[p.serverOf(name)].take(int64(held.Memory), 1)
-			t.hosts[p.serverOf(name)].load += float64(held.Ranks) / float64(len(held.Servers))
+			t.hosts[p.serverOf(name)].load += float64(held.Streams) / float64(len(held.Servers))
 		}
 	}
 	return t

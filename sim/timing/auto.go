@@ -159,7 +159,7 @@ func (a *auto) steer(next policy.Plan) {
 	w, j := a.world, a.job
 	next.Servers = nil // all that there are
 	a.steered = a.steered || next.Steered != 0
-	d, err := next.Rule().Decide(w.input(j, 0))
+	d, err := next.Rule().Decide(w.input(j))
 	if err != nil {
 		w.failf("job %s: %v", j.spec.Name, err)
 		return
