@@ -126,6 +126,7 @@ func (a *auto) judge() {
 		s.Servers = append(s.Servers, telemetry.Server{Name: name, Ready: true})
 	}
 	a.window.Fill(s, w.agenda.now, float64(j.chunks)*wire.MaxLanes*4)
+	w.devices.read.Fill(s, w.agenda.now, j.id)
 	for i := range s.Ranks {
 		s.Ranks[i].Steered = j.plan.Steered>>i&1 != 0
 	}

@@ -65,6 +65,7 @@ type world struct {
 	servers  []*server
 	hosts    []host // by address; 0 is the service's
 	jobs     []*job
+	devices  *devices // nil unless the plan of a job follows what is measured
 	failure  error
 }
 
@@ -184,6 +185,9 @@ func newWorld(s *scenario.Scenario, opts Options) (*world, error) {
 		}
 		if j.auto != nil {
 			j.auto.start()
+			if w.devices == nil {
+				w.watchDevices()
+			}
 		}
 	}
 	return w, nil
