@@ -308,7 +308,7 @@ type Policy struct {
 	Rule          string                 `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`                          // "static"
 	Mode          string                 `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`                          // "switch", "server" or "hybrid"
 	Steer         []uint32               `protobuf:"varint,3,rep,packed,name=steer,proto3" json:"steer,omitempty"`                // hybrid: the ranks that go to a server
-	Servers       []string               `protobuf:"bytes,4,rep,name=servers,proto3" json:"servers,omitempty"`                    // names; empty = all
+	Servers       []string               `protobuf:"bytes,4,rep,name=servers,proto3" json:"servers,omitempty"`                    // names; empty = all. A new job gets those of them that have room for it and leave the load even
 	Pool          uint32                 `protobuf:"varint,5,opt,name=pool,proto3" json:"pool,omitempty"`                         // slots per version, a power of two; 0 = the default
 	Quorum        uint32                 `protobuf:"varint,6,opt,name=quorum,proto3" json:"quorum,omitempty"`                     // of a quorum job: ranks that are enough, from the job's own to all; 0 = the job's own
 	WaitUs        *uint32                `protobuf:"varint,7,opt,name=wait_us,json=waitUs,proto3,oneof" json:"wait_us,omitempty"` // of a quorum job: how long a chunk is kept open for more, in microseconds; absent = the job's own

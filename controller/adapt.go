@@ -225,27 +225,8 @@ func (c *Controller) observe(j *job, s *telemetry.Snapshot) {
 	}
 	s.Servers = c.links.servers(s.Servers[:0])
 	for i := range s.Servers {
-		s.Servers[i].MemoryFree = c.memoryFree(s.Servers[i].Name)
+		s.Servers[i].MemoryFree = c.intent.memoryFree(s.Servers[i].Name)
 	}
-}
-
-// memoryFree returns the share of a server's memory that no plan has leased; 0 where it is not known how much it has.
-func (c *Controller) memoryFree(server string) float64 {
-	slots := c.links.slotsOf(server)
-	if slots == 0 {
-		return 0
-	}
-	leased := uint64(0)
-	for _, j := range c.intent.jobs {
-		for _, p := range j.plans() {
-			for _, name := range p.decision.Servers {
-				if name == server {
-					leased += uint64(j.rounds()) * uint64(j.chunks())
-				}
-			}
-		}
-	}
-	return max(0, 1-float64(leased)/float64(slots))
 }
 
 // servers returns what is known of the servers, in their order.
@@ -256,13 +237,6 @@ func (l *links) servers(list []telemetry.Server) []telemetry.Server {
 		list = append(list, telemetry.Server{Name: name, Ready: l.agents[name].ready})
 	}
 	return list
-}
-
-// slotsOf returns the number of slots that a server said it has.
-func (l *links) slotsOf(name string) uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return uint64(l.agents[name].info.GetSlots())
 }
 
 // adaptOf reads a policy of a request; nil = none.

@@ -74,6 +74,21 @@ func (in *intent) memory(s Server) uint64 {
 	return uint64(slots)
 }
 
+// memoryFree returns the share of a server's memory that no job has; 0 where it is not known how much there is.
+func (in *intent) memoryFree(server string) float64 {
+	slots := in.memory(in.server(server))
+	if slots == 0 {
+		return 0
+	}
+	leased := uint64(0)
+	for _, j := range in.jobs {
+		if slices.Contains(j.hosts(), server) {
+			leased += memoryOf(j.spec)
+		}
+	}
+	return max(0, 1-float64(leased)/float64(slots))
+}
+
 // asks returns what a job asks for that is to have a plan by a rule.
 func (in *intent) asks(spec JobSpec, rule policy.Static) place.Job {
 	return place.Job{

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -156,6 +157,13 @@ func TestMemory(t *testing.T) {
 
 	check := func() {
 		t.Helper()
+		r.c.mu.Lock()
+		for name, want := range map[string]float64{"s0": 0.02, "s1": 0.2} { // s0: 400, 400 and 180 of 1,000
+			if got := r.c.intent.memoryFree(name); math.Abs(got-want) > 1e-9 {
+				t.Errorf("%v of the memory of %s is free, want %v", got, name, want)
+			}
+		}
+		r.c.mu.Unlock()
 		// Another policy for a job that has none needs memory that it may come to need; so does a change of plan.
 		if _, err := r.client.Adapt(r.context(), &api.AdaptRequest{Job: "at the switch", Adapt: "rule: outlier"}); err != nil {
 			t.Error(err)

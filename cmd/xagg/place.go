@@ -77,6 +77,7 @@ type placeView struct {
 	Cohort      string   `json:"cohort"`  // ranks that the switch sums, such as "0-2"
 	Servers     []string `json:"servers"` // of its plan
 	Homes       []string `json:"homes"`   // servers that have memory for it, also for plans to come
+	Even        bool     `json:"even"`    // no other choice of servers for the jobs shares their load more evenly
 	Explanation string   `json:"explanation"`
 }
 
@@ -86,7 +87,7 @@ func viewPlaces(cfg controller.Config, placed []place.Placement) []placeView {
 		views = append(views, placeView{
 			Job: p.Job, Weight: max(1, cfg.Jobs[i].Weight), Quota: p.Quota, Pool: p.Pool, Switch: p.Switch, FirstSlot: p.Base,
 			Slots: policy.SlotsPerPool * p.Pool, Cohort: policy.FormatMask(p.Cohort), Servers: append([]string{}, p.Servers...),
-			Homes: append([]string{}, p.Homes...), Explanation: p.Explanation,
+			Homes: append([]string{}, p.Homes...), Even: p.Even, Explanation: p.Explanation,
 		})
 	}
 	return views

@@ -26,7 +26,7 @@ func newPolicyCommand(env *env) *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newPolicyRulesCommand(env), newPolicyExplainCommand(env), newPolicyLintCommand(env), newPolicyTestCommand(env),
-		newPolicyReplayCommand(env), newPolicyPlaceCommand(env))
+		newPolicyReplayCommand(env), newPolicyTuneCommand(env), newPolicyPlaceCommand(env))
 	return cmd
 }
 

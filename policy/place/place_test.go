@@ -429,7 +429,7 @@ func TestMany(t *testing.T) {
 	}
 }
 
-// TestPacking needs jobs to be put where they do not fit best: the largest first leaves no server for those that may have one alone.
+// TestPacking has jobs that leave the server to others which may have no other one.
 func TestPacking(t *testing.T) {
 	p := &Problem{Switches: []Switch{{"sw", 4096}}, Servers: []Server{{"s0", 1000, 30}, {"s1", 1001, 30}}}
 	for i := range 60 {
@@ -447,6 +447,22 @@ func TestPacking(t *testing.T) {
 		if want := []string{"s1", "s0"}[i/30]; !slices.Equal(pl.Servers, []string{want}) {
 			t.Errorf("job %s is at %v, want %s", pl.Job, pl.Servers, want)
 		}
+	}
+}
+
+// TestPackingGivesUp: of jobs that there is memory for in sum, but that no packing can hold, it is said that the search was bounded.
+func TestPackingGivesUp(t *testing.T) {
+	p := &Problem{Switches: []Switch{{"sw", 4096}}}
+	for i := range 20 { // two jobs of 34 each have room in 100
+		p.Servers = append(p.Servers, Server{fmt.Sprintf("s%02d", i), 100, 0})
+	}
+	for i := range 58 {
+		p.Jobs = append(p.Jobs, Job{Input: policy.Input{Job: fmt.Sprintf("j%02d", i), Ranks: 2}, Weight: 1, Memory: 34, Rule: policy.Static{Mode: policy.ModeServer}})
+	}
+	_, err := p.Solve()
+	if short, ok := errors.AsType[*ShortError](err); !ok || short.Need != 34 || short.Free != 32 ||
+		!strings.HasPrefix(short.Hint, fmt.Sprintf("no way to put all jobs was found in %d tries; start a server", packTries)) {
+		t.Errorf("got %v", err)
 	}
 }
 

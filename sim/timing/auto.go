@@ -135,6 +135,9 @@ func (a *auto) judge() {
 	}
 	a.judged, a.round = true, s.Job.Round
 	d := a.engine.Step(s)
+	if w.opts.Watch != nil {
+		w.opts.Watch(j.number, s, &d)
+	}
 	if dbg != nil {
 		dbg(a, d.Alternatives)
 	}

@@ -11,6 +11,7 @@ import (
 	"xagg/lab/scenario"
 	"xagg/policy"
 	"xagg/policy/adapt"
+	"xagg/policy/telemetry"
 	"xagg/policy/place"
 	"xagg/wire"
 )
@@ -44,6 +45,8 @@ type Options struct {
 	Adapt *adapt.Config
 	// Compute, if set, is how long a rank of a job computes in a round, instead of what the scenario says.
 	Compute func(job, rank, round int) time.Duration
+	// Watch, if set, hears of every decision about the plan of a job, and from what it was made, as long as the call lasts.
+	Watch func(job int, s *telemetry.Snapshot, d *adapt.Decision)
 	// Slots is the number of slots of the switch; 0 = DefaultSlots.
 	Slots int
 }
