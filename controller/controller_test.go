@@ -72,6 +72,7 @@ type fakeAgent struct {
 	instance uint64
 	onCall   func() error // before each call that changes something; an error refuses it
 	open     func(*api.OpenSlotsRequest) []*api.OpenSlot
+	stats    func(*api.StatsRequest) *api.StatsReply
 }
 
 func newFakeAgent(tb testing.TB, name string, slots uint32) *fakeAgent {
@@ -193,7 +194,12 @@ func (a *fakeAgent) Remove(_ context.Context, r *api.RemoveRequest) (*api.Remove
 	return &api.RemoveReply{}, nil
 }
 
-func (a *fakeAgent) Stats(context.Context, *api.StatsRequest) (*api.StatsReply, error) {
+func (a *fakeAgent) Stats(_ context.Context, r *api.StatsRequest) (*api.StatsReply, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.stats != nil {
+		return a.stats(r), nil
+	}
 	return &api.StatsReply{Reasons: map[string]uint64{"summed": 7}}, nil
 }
 
