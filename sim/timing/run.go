@@ -11,8 +11,8 @@ import (
 	"xagg/lab/scenario"
 	"xagg/policy"
 	"xagg/policy/adapt"
-	"xagg/policy/telemetry"
 	"xagg/policy/place"
+	"xagg/policy/telemetry"
 	"xagg/wire"
 )
 
