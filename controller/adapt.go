@@ -61,6 +61,19 @@ func (j JobSpec) validateAdapt() error {
 	return nil
 }
 
+// adaptable checks how the plan of a job that is there, with a cohort, is to follow what is measured. Errors are of type
+// [*policy.FieldError].
+func (j JobSpec) adaptable(cohort uint64) error {
+	if err := j.validateAdapt(); err != nil {
+		return err
+	}
+	if j.Adapt != nil && cohort == 0 && j.Consistency.Mode != ModeQuorum {
+		return fieldf("adapt", "servers sum all ranks of the job, which leaves nothing to move; first steer it to mode %q or %q",
+			policy.ModeSwitch, policy.ModeHybrid)
+	}
+	return nil
+}
+
 // adapts returns what has the plan of a running job follow what is measured, or nil. c.mu is held.
 func (c *Controller) adapts(j *job) *adaptation {
 	if j.spec.Adapt == nil {
@@ -292,12 +305,7 @@ func (s *service) Adapt(_ context.Context, req *api.AdaptRequest) (*api.Job, err
 	}
 	spec := j.spec
 	spec.Adapt = a
-	err = spec.validateAdapt()
-	if err == nil && a != nil && j.decision.Cohort == 0 && spec.Consistency.Mode != ModeQuorum {
-		err = fieldf("adapt", "servers sum all ranks of the job, which leaves nothing to move; first steer it to mode %q or %q",
-			policy.ModeSwitch, policy.ModeHybrid)
-	}
-	if err != nil {
+	if err := spec.adaptable(j.last().decision.Cohort); err != nil {
 		c.mu.Unlock()
 		return nil, apiError(err)
 	}

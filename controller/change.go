@@ -97,17 +97,22 @@ func (in *intent) replan(j *job, rule policy.Static, there int) (d policy.Decisi
 		return d, false, &changeError{fmt.Sprintf("its plan is changing from epoch %d to %d already; wait until that is done: see 'xagg job show %s'",
 			c.from.epoch, c.to.epoch, j.spec.Name)}
 	}
-	d, err = j.rest(rule).Decide(policy.Input{
+	if d, err = in.decide(j, rule); err != nil {
+		return d, false, err
+	}
+	return d, d.Plan.Equal(j.decision.Plan) && j.newPlan(j.epoch, d, there).quorum == j.quorum, nil
+}
+
+// decide is the part of replan that does not look at what the job is doing. Errors are of type [*policy.FieldError].
+func (in *intent) decide(j *job, rule policy.Static) (policy.Decision, error) {
+	d, err := j.rest(rule).Decide(policy.Input{
 		Job: j.spec.Name, Ranks: j.spec.Ranks, Servers: in.serverNames(), Pool: j.decision.Pool,
 		Quorum: j.spec.Consistency.Quorum, Wait: j.spec.Consistency.Wait,
 	})
 	if err != nil {
-		return d, false, err
+		return d, err
 	}
-	if err := j.spec.Consistency.allows(d.Plan); err != nil {
-		return d, false, err
-	}
-	return d, d.Plan.Equal(j.decision.Plan) && j.newPlan(j.epoch, d, there).quorum == j.quorum, nil
+	return d, j.spec.Consistency.allows(d.Plan)
 }
 
 // beginChange begins to change the plan of a job of which so many ranks are there. Errors: *exhaustedError.

@@ -532,6 +532,7 @@ func (c *Controller) status(ctx context.Context) *api.StatusReply {
 	for _, j := range c.intent.sorted() {
 		reply.Jobs = append(reply.Jobs, c.describe(j))
 	}
+	reply.Config = c.configStatus()
 	c.mu.Unlock()
 
 	var asking sync.WaitGroup
