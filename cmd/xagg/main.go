@@ -167,6 +167,7 @@ func newRoot(env *env, args []string) *cobra.Command {
 		newJobCommand(env),
 		newRecordCommand(env),
 		newPolicyCommand(env),
+		newSchemaCommand(env),
 		newSimCommand(env),
 		newPcapCommand(env),
 		newDoctorCommand(env),
