@@ -23,6 +23,232 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ReloadConfigRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DryRun        bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // only say what would change
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadConfigRequest) Reset() {
+	*x = ReloadConfigRequest{}
+	mi := &file_xagg_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadConfigRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadConfigRequest) ProtoMessage() {}
+
+func (x *ReloadConfigRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadConfigRequest.ProtoReflect.Descriptor instead.
+func (*ReloadConfigRequest) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ReloadConfigRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type ReloadConfigReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Error         string                 `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"`     // why the file changes nothing: file, line, column and what is wrong; empty = it was taken
+	Changes       []*ConfigChange        `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"` // in what it differs from what held before
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadConfigReply) Reset() {
+	*x = ReloadConfigReply{}
+	mi := &file_xagg_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadConfigReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadConfigReply) ProtoMessage() {}
+
+func (x *ReloadConfigReply) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadConfigReply.ProtoReflect.Descriptor instead.
+func (*ReloadConfigReply) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ReloadConfigReply) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *ReloadConfigReply) GetChanges() []*ConfigChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// ConfigChange is what becomes of a difference between two configurations.
+type ConfigChange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Field         string                 `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`     // such as "listen", or "jobs.train.ranks" of the job named train
+	Outcome       string                 `protobuf:"bytes,2,opt,name=outcome,proto3" json:"outcome,omitempty"` // "created", "removed", "replanned", "changed", "kept", "restart" (of the job or the controller) or "failed"
+	Note          string                 `protobuf:"bytes,3,opt,name=note,proto3" json:"note,omitempty"`       // a sentence: what it was and is, and what to do
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigChange) Reset() {
+	*x = ConfigChange{}
+	mi := &file_xagg_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigChange) ProtoMessage() {}
+
+func (x *ConfigChange) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigChange.ProtoReflect.Descriptor instead.
+func (*ConfigChange) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ConfigChange) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *ConfigChange) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+// ConfigStatus is what became of the configuration file when it was read last.
+type ConfigStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	File          string                 `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`                                    // its path; empty = there is none
+	Error         string                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`                                  // why it was not taken; the configuration that held before holds on. Empty = it was
+	SuccessTime   float64                `protobuf:"fixed64,3,opt,name=success_time,json=successTime,proto3" json:"success_time,omitempty"` // when one was taken last, in seconds since 1970
+	Restart       []*ConfigChange        `protobuf:"bytes,4,rep,name=restart,proto3" json:"restart,omitempty"`                              // what the file has otherwise than what holds, until job or controller is restarted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigStatus) Reset() {
+	*x = ConfigStatus{}
+	mi := &file_xagg_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigStatus) ProtoMessage() {}
+
+func (x *ConfigStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_xagg_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigStatus.ProtoReflect.Descriptor instead.
+func (*ConfigStatus) Descriptor() ([]byte, []int) {
+	return file_xagg_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ConfigStatus) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *ConfigStatus) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *ConfigStatus) GetSuccessTime() float64 {
+	if x != nil {
+		return x.SuccessTime
+	}
+	return 0
+}
+
+func (x *ConfigStatus) GetRestart() []*ConfigChange {
+	if x != nil {
+		return x.Restart
+	}
+	return nil
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -31,7 +257,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_xagg_proto_msgTypes[0]
+	mi := &file_xagg_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -43,7 +269,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[0]
+	mi := &file_xagg_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -56,7 +282,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{0}
+	return file_xagg_proto_rawDescGZIP(), []int{4}
 }
 
 type StatusReply struct {
@@ -64,13 +290,14 @@ type StatusReply struct {
 	Switch        *SwitchStatus          `protobuf:"bytes,1,opt,name=switch,proto3" json:"switch,omitempty"`
 	Servers       []*ServerStatus        `protobuf:"bytes,2,rep,name=servers,proto3" json:"servers,omitempty"`
 	Jobs          []*Job                 `protobuf:"bytes,3,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	Config        *ConfigStatus          `protobuf:"bytes,40,opt,name=config,proto3" json:"config,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_xagg_proto_msgTypes[1]
+	mi := &file_xagg_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -82,7 +309,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[1]
+	mi := &file_xagg_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -95,7 +322,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{1}
+	return file_xagg_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StatusReply) GetSwitch() *SwitchStatus {
@@ -119,6 +346,13 @@ func (x *StatusReply) GetJobs() []*Job {
 	return nil
 }
 
+func (x *StatusReply) GetConfig() *ConfigStatus {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
 type SwitchStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -135,7 +369,7 @@ type SwitchStatus struct {
 
 func (x *SwitchStatus) Reset() {
 	*x = SwitchStatus{}
-	mi := &file_xagg_proto_msgTypes[2]
+	mi := &file_xagg_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -147,7 +381,7 @@ func (x *SwitchStatus) String() string {
 func (*SwitchStatus) ProtoMessage() {}
 
 func (x *SwitchStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[2]
+	mi := &file_xagg_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -160,7 +394,7 @@ func (x *SwitchStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchStatus.ProtoReflect.Descriptor instead.
 func (*SwitchStatus) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{2}
+	return file_xagg_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SwitchStatus) GetName() string {
@@ -233,7 +467,7 @@ type ServerStatus struct {
 
 func (x *ServerStatus) Reset() {
 	*x = ServerStatus{}
-	mi := &file_xagg_proto_msgTypes[3]
+	mi := &file_xagg_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -245,7 +479,7 @@ func (x *ServerStatus) String() string {
 func (*ServerStatus) ProtoMessage() {}
 
 func (x *ServerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[3]
+	mi := &file_xagg_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -258,7 +492,7 @@ func (x *ServerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerStatus.ProtoReflect.Descriptor instead.
 func (*ServerStatus) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{3}
+	return file_xagg_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ServerStatus) GetName() string {
@@ -318,7 +552,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_xagg_proto_msgTypes[4]
+	mi := &file_xagg_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +564,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[4]
+	mi := &file_xagg_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +577,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{4}
+	return file_xagg_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Policy) GetRule() string {
@@ -411,7 +645,7 @@ type CreateJobRequest struct {
 
 func (x *CreateJobRequest) Reset() {
 	*x = CreateJobRequest{}
-	mi := &file_xagg_proto_msgTypes[5]
+	mi := &file_xagg_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -423,7 +657,7 @@ func (x *CreateJobRequest) String() string {
 func (*CreateJobRequest) ProtoMessage() {}
 
 func (x *CreateJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[5]
+	mi := &file_xagg_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -436,7 +670,7 @@ func (x *CreateJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateJobRequest.ProtoReflect.Descriptor instead.
 func (*CreateJobRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{5}
+	return file_xagg_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateJobRequest) GetName() string {
@@ -505,7 +739,7 @@ type AdaptRequest struct {
 
 func (x *AdaptRequest) Reset() {
 	*x = AdaptRequest{}
-	mi := &file_xagg_proto_msgTypes[6]
+	mi := &file_xagg_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -517,7 +751,7 @@ func (x *AdaptRequest) String() string {
 func (*AdaptRequest) ProtoMessage() {}
 
 func (x *AdaptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[6]
+	mi := &file_xagg_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -530,7 +764,7 @@ func (x *AdaptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdaptRequest.ProtoReflect.Descriptor instead.
 func (*AdaptRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{6}
+	return file_xagg_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AdaptRequest) GetJob() string {
@@ -556,7 +790,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_xagg_proto_msgTypes[7]
+	mi := &file_xagg_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -568,7 +802,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[7]
+	mi := &file_xagg_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -581,7 +815,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{7}
+	return file_xagg_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExplainRequest) GetJob() string {
@@ -606,7 +840,7 @@ type ExplainReply struct {
 
 func (x *ExplainReply) Reset() {
 	*x = ExplainReply{}
-	mi := &file_xagg_proto_msgTypes[8]
+	mi := &file_xagg_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -618,7 +852,7 @@ func (x *ExplainReply) String() string {
 func (*ExplainReply) ProtoMessage() {}
 
 func (x *ExplainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[8]
+	mi := &file_xagg_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -631,7 +865,7 @@ func (x *ExplainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
 func (*ExplainReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{8}
+	return file_xagg_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExplainReply) GetJob() *Job {
@@ -685,7 +919,7 @@ type RecordRequest struct {
 
 func (x *RecordRequest) Reset() {
 	*x = RecordRequest{}
-	mi := &file_xagg_proto_msgTypes[9]
+	mi := &file_xagg_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -697,7 +931,7 @@ func (x *RecordRequest) String() string {
 func (*RecordRequest) ProtoMessage() {}
 
 func (x *RecordRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[9]
+	mi := &file_xagg_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -710,7 +944,7 @@ func (x *RecordRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordRequest.ProtoReflect.Descriptor instead.
 func (*RecordRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{9}
+	return file_xagg_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RecordRequest) GetJob() string {
@@ -730,7 +964,7 @@ type TraceLine struct {
 
 func (x *TraceLine) Reset() {
 	*x = TraceLine{}
-	mi := &file_xagg_proto_msgTypes[10]
+	mi := &file_xagg_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +976,7 @@ func (x *TraceLine) String() string {
 func (*TraceLine) ProtoMessage() {}
 
 func (x *TraceLine) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[10]
+	mi := &file_xagg_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +989,7 @@ func (x *TraceLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceLine.ProtoReflect.Descriptor instead.
 func (*TraceLine) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{10}
+	return file_xagg_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TraceLine) GetJson() []byte {
@@ -780,7 +1014,7 @@ type Consistency struct {
 
 func (x *Consistency) Reset() {
 	*x = Consistency{}
-	mi := &file_xagg_proto_msgTypes[11]
+	mi := &file_xagg_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -792,7 +1026,7 @@ func (x *Consistency) String() string {
 func (*Consistency) ProtoMessage() {}
 
 func (x *Consistency) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[11]
+	mi := &file_xagg_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -805,7 +1039,7 @@ func (x *Consistency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Consistency.ProtoReflect.Descriptor instead.
 func (*Consistency) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{11}
+	return file_xagg_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Consistency) GetMode() string {
@@ -875,7 +1109,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_xagg_proto_msgTypes[12]
+	mi := &file_xagg_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -887,7 +1121,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[12]
+	mi := &file_xagg_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -900,7 +1134,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{12}
+	return file_xagg_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Job) GetName() string {
@@ -1088,7 +1322,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_xagg_proto_msgTypes[13]
+	mi := &file_xagg_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1100,7 +1334,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[13]
+	mi := &file_xagg_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1113,7 +1347,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{13}
+	return file_xagg_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Change) GetEpoch() uint32 {
@@ -1181,7 +1415,7 @@ type RemoveJobRequest struct {
 
 func (x *RemoveJobRequest) Reset() {
 	*x = RemoveJobRequest{}
-	mi := &file_xagg_proto_msgTypes[14]
+	mi := &file_xagg_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1193,7 +1427,7 @@ func (x *RemoveJobRequest) String() string {
 func (*RemoveJobRequest) ProtoMessage() {}
 
 func (x *RemoveJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[14]
+	mi := &file_xagg_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1206,7 +1440,7 @@ func (x *RemoveJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveJobRequest.ProtoReflect.Descriptor instead.
 func (*RemoveJobRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{14}
+	return file_xagg_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RemoveJobRequest) GetName() string {
@@ -1224,7 +1458,7 @@ type RemoveJobReply struct {
 
 func (x *RemoveJobReply) Reset() {
 	*x = RemoveJobReply{}
-	mi := &file_xagg_proto_msgTypes[15]
+	mi := &file_xagg_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1470,7 @@ func (x *RemoveJobReply) String() string {
 func (*RemoveJobReply) ProtoMessage() {}
 
 func (x *RemoveJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[15]
+	mi := &file_xagg_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1483,7 @@ func (x *RemoveJobReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveJobReply.ProtoReflect.Descriptor instead.
 func (*RemoveJobReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{15}
+	return file_xagg_proto_rawDescGZIP(), []int{19}
 }
 
 type SteerRequest struct {
@@ -1264,7 +1498,7 @@ type SteerRequest struct {
 
 func (x *SteerRequest) Reset() {
 	*x = SteerRequest{}
-	mi := &file_xagg_proto_msgTypes[16]
+	mi := &file_xagg_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1276,7 +1510,7 @@ func (x *SteerRequest) String() string {
 func (*SteerRequest) ProtoMessage() {}
 
 func (x *SteerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[16]
+	mi := &file_xagg_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1289,7 +1523,7 @@ func (x *SteerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SteerRequest.ProtoReflect.Descriptor instead.
 func (*SteerRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{16}
+	return file_xagg_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SteerRequest) GetJob() string {
@@ -1320,7 +1554,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_xagg_proto_msgTypes[17]
+	mi := &file_xagg_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1566,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[17]
+	mi := &file_xagg_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1579,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{17}
+	return file_xagg_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReportRequest) GetJob() string {
@@ -1410,7 +1644,7 @@ type Round struct {
 
 func (x *Round) Reset() {
 	*x = Round{}
-	mi := &file_xagg_proto_msgTypes[18]
+	mi := &file_xagg_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1422,7 +1656,7 @@ func (x *Round) String() string {
 func (*Round) ProtoMessage() {}
 
 func (x *Round) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[18]
+	mi := &file_xagg_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1435,7 +1669,7 @@ func (x *Round) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Round.ProtoReflect.Descriptor instead.
 func (*Round) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{18}
+	return file_xagg_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Round) GetRound() uint32 {
@@ -1526,7 +1760,7 @@ type Last struct {
 
 func (x *Last) Reset() {
 	*x = Last{}
-	mi := &file_xagg_proto_msgTypes[19]
+	mi := &file_xagg_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1772,7 @@ func (x *Last) String() string {
 func (*Last) ProtoMessage() {}
 
 func (x *Last) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[19]
+	mi := &file_xagg_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1785,7 @@ func (x *Last) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Last.ProtoReflect.Descriptor instead.
 func (*Last) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{19}
+	return file_xagg_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Last) GetRank() uint32 {
@@ -1592,7 +1826,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_xagg_proto_msgTypes[20]
+	mi := &file_xagg_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1604,7 +1838,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[20]
+	mi := &file_xagg_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1617,7 +1851,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{20}
+	return file_xagg_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Progress) GetWaiting() bool {
@@ -1687,7 +1921,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_xagg_proto_msgTypes[21]
+	mi := &file_xagg_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1933,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[21]
+	mi := &file_xagg_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1946,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{21}
+	return file_xagg_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReportReply) GetEveryMs() uint32 {
@@ -1743,7 +1977,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_xagg_proto_msgTypes[22]
+	mi := &file_xagg_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1755,7 +1989,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[22]
+	mi := &file_xagg_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1768,7 +2002,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{22}
+	return file_xagg_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *JoinRequest) GetJob() string {
@@ -1827,7 +2061,7 @@ type JoinEvent struct {
 
 func (x *JoinEvent) Reset() {
 	*x = JoinEvent{}
-	mi := &file_xagg_proto_msgTypes[23]
+	mi := &file_xagg_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1839,7 +2073,7 @@ func (x *JoinEvent) String() string {
 func (*JoinEvent) ProtoMessage() {}
 
 func (x *JoinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[23]
+	mi := &file_xagg_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1852,7 +2086,7 @@ func (x *JoinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinEvent.ProtoReflect.Descriptor instead.
 func (*JoinEvent) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{23}
+	return file_xagg_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *JoinEvent) GetEvent() isJoinEvent_Event {
@@ -1932,7 +2166,7 @@ type Ready struct {
 
 func (x *Ready) Reset() {
 	*x = Ready{}
-	mi := &file_xagg_proto_msgTypes[24]
+	mi := &file_xagg_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2178,7 @@ func (x *Ready) String() string {
 func (*Ready) ProtoMessage() {}
 
 func (x *Ready) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[24]
+	mi := &file_xagg_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2191,7 @@ func (x *Ready) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ready.ProtoReflect.Descriptor instead.
 func (*Ready) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{24}
+	return file_xagg_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Ready) GetJob() uint32 {
@@ -2062,7 +2296,7 @@ type Freeze struct {
 
 func (x *Freeze) Reset() {
 	*x = Freeze{}
-	mi := &file_xagg_proto_msgTypes[25]
+	mi := &file_xagg_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2308,7 @@ func (x *Freeze) String() string {
 func (*Freeze) ProtoMessage() {}
 
 func (x *Freeze) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[25]
+	mi := &file_xagg_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2321,7 @@ func (x *Freeze) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Freeze.ProtoReflect.Descriptor instead.
 func (*Freeze) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{25}
+	return file_xagg_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Freeze) GetRecovery() uint64 {
@@ -2116,7 +2350,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_xagg_proto_msgTypes[26]
+	mi := &file_xagg_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2128,7 +2362,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[26]
+	mi := &file_xagg_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2141,7 +2375,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{26}
+	return file_xagg_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Held) GetRound() uint32 {
@@ -2184,7 +2418,7 @@ type FrozenRequest struct {
 
 func (x *FrozenRequest) Reset() {
 	*x = FrozenRequest{}
-	mi := &file_xagg_proto_msgTypes[27]
+	mi := &file_xagg_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2196,7 +2430,7 @@ func (x *FrozenRequest) String() string {
 func (*FrozenRequest) ProtoMessage() {}
 
 func (x *FrozenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[27]
+	mi := &file_xagg_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2209,7 +2443,7 @@ func (x *FrozenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrozenRequest.ProtoReflect.Descriptor instead.
 func (*FrozenRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{27}
+	return file_xagg_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *FrozenRequest) GetJob() string {
@@ -2299,7 +2533,7 @@ type ChunkID struct {
 
 func (x *ChunkID) Reset() {
 	*x = ChunkID{}
-	mi := &file_xagg_proto_msgTypes[28]
+	mi := &file_xagg_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2545,7 @@ func (x *ChunkID) String() string {
 func (*ChunkID) ProtoMessage() {}
 
 func (x *ChunkID) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[28]
+	mi := &file_xagg_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2558,7 @@ func (x *ChunkID) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChunkID.ProtoReflect.Descriptor instead.
 func (*ChunkID) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{28}
+	return file_xagg_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ChunkID) GetRound() uint32 {
@@ -2350,7 +2584,7 @@ type FrozenReply struct {
 
 func (x *FrozenReply) Reset() {
 	*x = FrozenReply{}
-	mi := &file_xagg_proto_msgTypes[29]
+	mi := &file_xagg_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2362,7 +2596,7 @@ func (x *FrozenReply) String() string {
 func (*FrozenReply) ProtoMessage() {}
 
 func (x *FrozenReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[29]
+	mi := &file_xagg_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2375,7 +2609,7 @@ func (x *FrozenReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrozenReply.ProtoReflect.Descriptor instead.
 func (*FrozenReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{29}
+	return file_xagg_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *FrozenReply) GetHandOver() []*ChunkID {
@@ -2398,7 +2632,7 @@ type HandOverRequest struct {
 
 func (x *HandOverRequest) Reset() {
 	*x = HandOverRequest{}
-	mi := &file_xagg_proto_msgTypes[30]
+	mi := &file_xagg_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +2644,7 @@ func (x *HandOverRequest) String() string {
 func (*HandOverRequest) ProtoMessage() {}
 
 func (x *HandOverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[30]
+	mi := &file_xagg_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +2657,7 @@ func (x *HandOverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandOverRequest.ProtoReflect.Descriptor instead.
 func (*HandOverRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{30}
+	return file_xagg_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *HandOverRequest) GetJob() string {
@@ -2475,7 +2709,7 @@ type ResumeReply struct {
 
 func (x *ResumeReply) Reset() {
 	*x = ResumeReply{}
-	mi := &file_xagg_proto_msgTypes[31]
+	mi := &file_xagg_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2721,7 @@ func (x *ResumeReply) String() string {
 func (*ResumeReply) ProtoMessage() {}
 
 func (x *ResumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[31]
+	mi := &file_xagg_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2734,7 @@ func (x *ResumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeReply.ProtoReflect.Descriptor instead.
 func (*ResumeReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{31}
+	return file_xagg_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ResumeReply) GetEpoch() uint32 {
@@ -2554,7 +2788,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_xagg_proto_msgTypes[32]
+	mi := &file_xagg_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2566,7 +2800,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[32]
+	mi := &file_xagg_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2579,7 +2813,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{32}
+	return file_xagg_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WhyRequest) GetJob() string {
@@ -2603,7 +2837,7 @@ type WhyReply struct {
 
 func (x *WhyReply) Reset() {
 	*x = WhyReply{}
-	mi := &file_xagg_proto_msgTypes[33]
+	mi := &file_xagg_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2615,7 +2849,7 @@ func (x *WhyReply) String() string {
 func (*WhyReply) ProtoMessage() {}
 
 func (x *WhyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[33]
+	mi := &file_xagg_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2628,7 +2862,7 @@ func (x *WhyReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyReply.ProtoReflect.Descriptor instead.
 func (*WhyReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{33}
+	return file_xagg_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WhyReply) GetJob() string {
@@ -2693,7 +2927,7 @@ type Blocker struct {
 
 func (x *Blocker) Reset() {
 	*x = Blocker{}
-	mi := &file_xagg_proto_msgTypes[34]
+	mi := &file_xagg_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2705,7 +2939,7 @@ func (x *Blocker) String() string {
 func (*Blocker) ProtoMessage() {}
 
 func (x *Blocker) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[34]
+	mi := &file_xagg_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2718,7 +2952,7 @@ func (x *Blocker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blocker.ProtoReflect.Descriptor instead.
 func (*Blocker) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{34}
+	return file_xagg_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Blocker) GetRank() uint32 {
@@ -2815,7 +3049,7 @@ type Waiting struct {
 
 func (x *Waiting) Reset() {
 	*x = Waiting{}
-	mi := &file_xagg_proto_msgTypes[35]
+	mi := &file_xagg_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2827,7 +3061,7 @@ func (x *Waiting) String() string {
 func (*Waiting) ProtoMessage() {}
 
 func (x *Waiting) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[35]
+	mi := &file_xagg_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2840,7 +3074,7 @@ func (x *Waiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Waiting.ProtoReflect.Descriptor instead.
 func (*Waiting) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{35}
+	return file_xagg_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Waiting) GetAt() string {
@@ -2909,7 +3143,7 @@ type Abort struct {
 
 func (x *Abort) Reset() {
 	*x = Abort{}
-	mi := &file_xagg_proto_msgTypes[36]
+	mi := &file_xagg_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2921,7 +3155,7 @@ func (x *Abort) String() string {
 func (*Abort) ProtoMessage() {}
 
 func (x *Abort) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[36]
+	mi := &file_xagg_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2934,7 +3168,7 @@ func (x *Abort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Abort.ProtoReflect.Descriptor instead.
 func (*Abort) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{36}
+	return file_xagg_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Abort) GetReason() string {
@@ -2963,7 +3197,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_xagg_proto_msgTypes[37]
+	mi := &file_xagg_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2975,7 +3209,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[37]
+	mi := &file_xagg_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2988,7 +3222,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{37}
+	return file_xagg_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *LeaveRequest) GetJob() string {
@@ -3027,7 +3261,7 @@ type LeaveReply struct {
 
 func (x *LeaveReply) Reset() {
 	*x = LeaveReply{}
-	mi := &file_xagg_proto_msgTypes[38]
+	mi := &file_xagg_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3039,7 +3273,7 @@ func (x *LeaveReply) String() string {
 func (*LeaveReply) ProtoMessage() {}
 
 func (x *LeaveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[38]
+	mi := &file_xagg_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3052,7 +3286,7 @@ func (x *LeaveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveReply.ProtoReflect.Descriptor instead.
 func (*LeaveReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{38}
+	return file_xagg_proto_rawDescGZIP(), []int{42}
 }
 
 type InfoRequest struct {
@@ -3063,7 +3297,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_xagg_proto_msgTypes[39]
+	mi := &file_xagg_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3075,7 +3309,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[39]
+	mi := &file_xagg_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3088,7 +3322,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{39}
+	return file_xagg_proto_rawDescGZIP(), []int{43}
 }
 
 type ServerInfo struct {
@@ -3106,7 +3340,7 @@ type ServerInfo struct {
 
 func (x *ServerInfo) Reset() {
 	*x = ServerInfo{}
-	mi := &file_xagg_proto_msgTypes[40]
+	mi := &file_xagg_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3118,7 +3352,7 @@ func (x *ServerInfo) String() string {
 func (*ServerInfo) ProtoMessage() {}
 
 func (x *ServerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[40]
+	mi := &file_xagg_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3131,7 +3365,7 @@ func (x *ServerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerInfo.ProtoReflect.Descriptor instead.
 func (*ServerInfo) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{40}
+	return file_xagg_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ServerInfo) GetName() string {
@@ -3191,7 +3425,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_xagg_proto_msgTypes[41]
+	mi := &file_xagg_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3203,7 +3437,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[41]
+	mi := &file_xagg_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +3450,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{41}
+	return file_xagg_proto_rawDescGZIP(), []int{45}
 }
 
 type ListReply struct {
@@ -3228,7 +3462,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_xagg_proto_msgTypes[42]
+	mi := &file_xagg_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3240,7 +3474,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[42]
+	mi := &file_xagg_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3253,7 +3487,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{42}
+	return file_xagg_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListReply) GetPlans() []*ServerPlan {
@@ -3272,7 +3506,7 @@ type OpenSlotsRequest struct {
 
 func (x *OpenSlotsRequest) Reset() {
 	*x = OpenSlotsRequest{}
-	mi := &file_xagg_proto_msgTypes[43]
+	mi := &file_xagg_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3284,7 +3518,7 @@ func (x *OpenSlotsRequest) String() string {
 func (*OpenSlotsRequest) ProtoMessage() {}
 
 func (x *OpenSlotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[43]
+	mi := &file_xagg_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3297,7 +3531,7 @@ func (x *OpenSlotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSlotsRequest.ProtoReflect.Descriptor instead.
 func (*OpenSlotsRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{43}
+	return file_xagg_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *OpenSlotsRequest) GetJob() uint32 {
@@ -3316,7 +3550,7 @@ type OpenSlotsReply struct {
 
 func (x *OpenSlotsReply) Reset() {
 	*x = OpenSlotsReply{}
-	mi := &file_xagg_proto_msgTypes[44]
+	mi := &file_xagg_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3328,7 +3562,7 @@ func (x *OpenSlotsReply) String() string {
 func (*OpenSlotsReply) ProtoMessage() {}
 
 func (x *OpenSlotsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[44]
+	mi := &file_xagg_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3341,7 +3575,7 @@ func (x *OpenSlotsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSlotsReply.ProtoReflect.Descriptor instead.
 func (*OpenSlotsReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{44}
+	return file_xagg_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *OpenSlotsReply) GetSlots() []*OpenSlot {
@@ -3365,7 +3599,7 @@ type OpenSlot struct {
 
 func (x *OpenSlot) Reset() {
 	*x = OpenSlot{}
-	mi := &file_xagg_proto_msgTypes[45]
+	mi := &file_xagg_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3377,7 +3611,7 @@ func (x *OpenSlot) String() string {
 func (*OpenSlot) ProtoMessage() {}
 
 func (x *OpenSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[45]
+	mi := &file_xagg_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3390,7 +3624,7 @@ func (x *OpenSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSlot.ProtoReflect.Descriptor instead.
 func (*OpenSlot) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{45}
+	return file_xagg_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *OpenSlot) GetEpoch() uint32 {
@@ -3455,7 +3689,7 @@ type ServerPlan struct {
 
 func (x *ServerPlan) Reset() {
 	*x = ServerPlan{}
-	mi := &file_xagg_proto_msgTypes[46]
+	mi := &file_xagg_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3467,7 +3701,7 @@ func (x *ServerPlan) String() string {
 func (*ServerPlan) ProtoMessage() {}
 
 func (x *ServerPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[46]
+	mi := &file_xagg_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3480,7 +3714,7 @@ func (x *ServerPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerPlan.ProtoReflect.Descriptor instead.
 func (*ServerPlan) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{46}
+	return file_xagg_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ServerPlan) GetJob() uint32 {
@@ -3576,7 +3810,7 @@ type InstallReply struct {
 
 func (x *InstallReply) Reset() {
 	*x = InstallReply{}
-	mi := &file_xagg_proto_msgTypes[47]
+	mi := &file_xagg_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3588,7 +3822,7 @@ func (x *InstallReply) String() string {
 func (*InstallReply) ProtoMessage() {}
 
 func (x *InstallReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[47]
+	mi := &file_xagg_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3601,7 +3835,7 @@ func (x *InstallReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallReply.ProtoReflect.Descriptor instead.
 func (*InstallReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{47}
+	return file_xagg_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *InstallReply) GetBase() uint32 {
@@ -3622,7 +3856,7 @@ type ArmRequest struct {
 
 func (x *ArmRequest) Reset() {
 	*x = ArmRequest{}
-	mi := &file_xagg_proto_msgTypes[48]
+	mi := &file_xagg_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3634,7 +3868,7 @@ func (x *ArmRequest) String() string {
 func (*ArmRequest) ProtoMessage() {}
 
 func (x *ArmRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[48]
+	mi := &file_xagg_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3647,7 +3881,7 @@ func (x *ArmRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArmRequest.ProtoReflect.Descriptor instead.
 func (*ArmRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{48}
+	return file_xagg_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ArmRequest) GetJob() uint32 {
@@ -3679,7 +3913,7 @@ type ArmReply struct {
 
 func (x *ArmReply) Reset() {
 	*x = ArmReply{}
-	mi := &file_xagg_proto_msgTypes[49]
+	mi := &file_xagg_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3691,7 +3925,7 @@ func (x *ArmReply) String() string {
 func (*ArmReply) ProtoMessage() {}
 
 func (x *ArmReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[49]
+	mi := &file_xagg_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3704,7 +3938,7 @@ func (x *ArmReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ArmReply.ProtoReflect.Descriptor instead.
 func (*ArmReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{49}
+	return file_xagg_proto_rawDescGZIP(), []int{53}
 }
 
 type RemoveRequest struct {
@@ -3717,7 +3951,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_xagg_proto_msgTypes[50]
+	mi := &file_xagg_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +3963,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[50]
+	mi := &file_xagg_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +3976,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{50}
+	return file_xagg_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RemoveRequest) GetJob() uint32 {
@@ -3767,7 +4001,7 @@ type RemoveReply struct {
 
 func (x *RemoveReply) Reset() {
 	*x = RemoveReply{}
-	mi := &file_xagg_proto_msgTypes[51]
+	mi := &file_xagg_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3779,7 +4013,7 @@ func (x *RemoveReply) String() string {
 func (*RemoveReply) ProtoMessage() {}
 
 func (x *RemoveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[51]
+	mi := &file_xagg_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3792,7 +4026,7 @@ func (x *RemoveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReply.ProtoReflect.Descriptor instead.
 func (*RemoveReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{51}
+	return file_xagg_proto_rawDescGZIP(), []int{55}
 }
 
 type StatsRequest struct {
@@ -3805,7 +4039,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_xagg_proto_msgTypes[52]
+	mi := &file_xagg_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3817,7 +4051,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[52]
+	mi := &file_xagg_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3830,7 +4064,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{52}
+	return file_xagg_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StatsRequest) GetJob() uint32 {
@@ -3865,7 +4099,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_xagg_proto_msgTypes[53]
+	mi := &file_xagg_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3877,7 +4111,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[53]
+	mi := &file_xagg_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3890,7 +4124,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{53}
+	return file_xagg_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StatsReply) GetReasons() map[string]uint64 {
@@ -3965,7 +4199,7 @@ type RankStats struct {
 
 func (x *RankStats) Reset() {
 	*x = RankStats{}
-	mi := &file_xagg_proto_msgTypes[54]
+	mi := &file_xagg_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3977,7 +4211,7 @@ func (x *RankStats) String() string {
 func (*RankStats) ProtoMessage() {}
 
 func (x *RankStats) ProtoReflect() protoreflect.Message {
-	mi := &file_xagg_proto_msgTypes[54]
+	mi := &file_xagg_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3990,7 +4224,7 @@ func (x *RankStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankStats.ProtoReflect.Descriptor instead.
 func (*RankStats) Descriptor() ([]byte, []int) {
-	return file_xagg_proto_rawDescGZIP(), []int{54}
+	return file_xagg_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RankStats) GetJob() uint32 {
@@ -4047,12 +4281,27 @@ var File_xagg_proto protoreflect.FileDescriptor
 const file_xagg_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"xagg.proto\x12\axagg.v1\"\x0f\n" +
-	"\rStatusRequest\"\x8f\x01\n" +
+	"xagg.proto\x12\axagg.v1\".\n" +
+	"\x13ReloadConfigRequest\x12\x17\n" +
+	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"Z\n" +
+	"\x11ReloadConfigReply\x12\x14\n" +
+	"\x05error\x18\x01 \x01(\tR\x05error\x12/\n" +
+	"\achanges\x18\x02 \x03(\v2\x15.xagg.v1.ConfigChangeR\achanges\"R\n" +
+	"\fConfigChange\x12\x14\n" +
+	"\x05field\x18\x01 \x01(\tR\x05field\x12\x18\n" +
+	"\aoutcome\x18\x02 \x01(\tR\aoutcome\x12\x12\n" +
+	"\x04note\x18\x03 \x01(\tR\x04note\"\x8c\x01\n" +
+	"\fConfigStatus\x12\x12\n" +
+	"\x04file\x18\x01 \x01(\tR\x04file\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12!\n" +
+	"\fsuccess_time\x18\x03 \x01(\x01R\vsuccessTime\x12/\n" +
+	"\arestart\x18\x04 \x03(\v2\x15.xagg.v1.ConfigChangeR\arestart\"\x0f\n" +
+	"\rStatusRequest\"\xbe\x01\n" +
 	"\vStatusReply\x12-\n" +
 	"\x06switch\x18\x01 \x01(\v2\x15.xagg.v1.SwitchStatusR\x06switch\x12/\n" +
 	"\aservers\x18\x02 \x03(\v2\x15.xagg.v1.ServerStatusR\aservers\x12 \n" +
-	"\x04jobs\x18\x03 \x03(\v2\f.xagg.v1.JobR\x04jobs\"\x85\x03\n" +
+	"\x04jobs\x18\x03 \x03(\v2\f.xagg.v1.JobR\x04jobs\x12-\n" +
+	"\x06config\x18( \x01(\v2\x15.xagg.v1.ConfigStatusR\x06config\"\x85\x03\n" +
 	"\fSwitchStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
@@ -4402,7 +4651,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\n" +
 	"lag_max_us\x18\x05 \x01(\x04R\blagMaxUs\x12\x19\n" +
 	"\blag_log2\x18\x06 \x03(\x04R\alagLog2\x12\x1a\n" +
-	"\bpartials\x18\a \x01(\x04R\bpartials2\xce\x05\n" +
+	"\bpartials\x18\a \x01(\x04R\bpartials2\x98\x06\n" +
 	"\n" +
 	"Controller\x126\n" +
 	"\x06Status\x12\x16.xagg.v1.StatusRequest\x1a\x14.xagg.v1.StatusReply\x124\n" +
@@ -4417,7 +4666,8 @@ const file_xagg_proto_rawDesc = "" +
 	"\x06Frozen\x12\x16.xagg.v1.FrozenRequest\x1a\x14.xagg.v1.FrozenReply\x12:\n" +
 	"\bHandOver\x12\x18.xagg.v1.HandOverRequest\x1a\x14.xagg.v1.ResumeReply\x12-\n" +
 	"\x03Why\x12\x13.xagg.v1.WhyRequest\x1a\x11.xagg.v1.WhyReply\x123\n" +
-	"\x05Leave\x12\x15.xagg.v1.LeaveRequest\x1a\x13.xagg.v1.LeaveReply2\x80\x03\n" +
+	"\x05Leave\x12\x15.xagg.v1.LeaveRequest\x1a\x13.xagg.v1.LeaveReply\x12H\n" +
+	"\fReloadConfig\x12\x1c.xagg.v1.ReloadConfigRequest\x1a\x1a.xagg.v1.ReloadConfigReply2\x80\x03\n" +
 	"\x05Agent\x121\n" +
 	"\x04Info\x12\x14.xagg.v1.InfoRequest\x1a\x13.xagg.v1.ServerInfo\x125\n" +
 	"\aInstall\x12\x13.xagg.v1.ServerPlan\x1a\x15.xagg.v1.InstallReply\x12-\n" +
@@ -4440,144 +4690,153 @@ func file_xagg_proto_rawDescGZIP() []byte {
 	return file_xagg_proto_rawDescData
 }
 
-var file_xagg_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_xagg_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
 var file_xagg_proto_goTypes = []any{
-	(*StatusRequest)(nil),    // 0: xagg.v1.StatusRequest
-	(*StatusReply)(nil),      // 1: xagg.v1.StatusReply
-	(*SwitchStatus)(nil),     // 2: xagg.v1.SwitchStatus
-	(*ServerStatus)(nil),     // 3: xagg.v1.ServerStatus
-	(*Policy)(nil),           // 4: xagg.v1.Policy
-	(*CreateJobRequest)(nil), // 5: xagg.v1.CreateJobRequest
-	(*AdaptRequest)(nil),     // 6: xagg.v1.AdaptRequest
-	(*ExplainRequest)(nil),   // 7: xagg.v1.ExplainRequest
-	(*ExplainReply)(nil),     // 8: xagg.v1.ExplainReply
-	(*RecordRequest)(nil),    // 9: xagg.v1.RecordRequest
-	(*TraceLine)(nil),        // 10: xagg.v1.TraceLine
-	(*Consistency)(nil),      // 11: xagg.v1.Consistency
-	(*Job)(nil),              // 12: xagg.v1.Job
-	(*Change)(nil),           // 13: xagg.v1.Change
-	(*RemoveJobRequest)(nil), // 14: xagg.v1.RemoveJobRequest
-	(*RemoveJobReply)(nil),   // 15: xagg.v1.RemoveJobReply
-	(*SteerRequest)(nil),     // 16: xagg.v1.SteerRequest
-	(*ReportRequest)(nil),    // 17: xagg.v1.ReportRequest
-	(*Round)(nil),            // 18: xagg.v1.Round
-	(*Last)(nil),             // 19: xagg.v1.Last
-	(*Progress)(nil),         // 20: xagg.v1.Progress
-	(*ReportReply)(nil),      // 21: xagg.v1.ReportReply
-	(*JoinRequest)(nil),      // 22: xagg.v1.JoinRequest
-	(*JoinEvent)(nil),        // 23: xagg.v1.JoinEvent
-	(*Ready)(nil),            // 24: xagg.v1.Ready
-	(*Freeze)(nil),           // 25: xagg.v1.Freeze
-	(*Held)(nil),             // 26: xagg.v1.Held
-	(*FrozenRequest)(nil),    // 27: xagg.v1.FrozenRequest
-	(*ChunkID)(nil),          // 28: xagg.v1.ChunkID
-	(*FrozenReply)(nil),      // 29: xagg.v1.FrozenReply
-	(*HandOverRequest)(nil),  // 30: xagg.v1.HandOverRequest
-	(*ResumeReply)(nil),      // 31: xagg.v1.ResumeReply
-	(*WhyRequest)(nil),       // 32: xagg.v1.WhyRequest
-	(*WhyReply)(nil),         // 33: xagg.v1.WhyReply
-	(*Blocker)(nil),          // 34: xagg.v1.Blocker
-	(*Waiting)(nil),          // 35: xagg.v1.Waiting
-	(*Abort)(nil),            // 36: xagg.v1.Abort
-	(*LeaveRequest)(nil),     // 37: xagg.v1.LeaveRequest
-	(*LeaveReply)(nil),       // 38: xagg.v1.LeaveReply
-	(*InfoRequest)(nil),      // 39: xagg.v1.InfoRequest
-	(*ServerInfo)(nil),       // 40: xagg.v1.ServerInfo
-	(*ListRequest)(nil),      // 41: xagg.v1.ListRequest
-	(*ListReply)(nil),        // 42: xagg.v1.ListReply
-	(*OpenSlotsRequest)(nil), // 43: xagg.v1.OpenSlotsRequest
-	(*OpenSlotsReply)(nil),   // 44: xagg.v1.OpenSlotsReply
-	(*OpenSlot)(nil),         // 45: xagg.v1.OpenSlot
-	(*ServerPlan)(nil),       // 46: xagg.v1.ServerPlan
-	(*InstallReply)(nil),     // 47: xagg.v1.InstallReply
-	(*ArmRequest)(nil),       // 48: xagg.v1.ArmRequest
-	(*ArmReply)(nil),         // 49: xagg.v1.ArmReply
-	(*RemoveRequest)(nil),    // 50: xagg.v1.RemoveRequest
-	(*RemoveReply)(nil),      // 51: xagg.v1.RemoveReply
-	(*StatsRequest)(nil),     // 52: xagg.v1.StatsRequest
-	(*StatsReply)(nil),       // 53: xagg.v1.StatsReply
-	(*RankStats)(nil),        // 54: xagg.v1.RankStats
-	nil,                      // 55: xagg.v1.SwitchStatus.ReasonsEntry
-	nil,                      // 56: xagg.v1.SwitchStatus.SentEntry
-	nil,                      // 57: xagg.v1.ServerStatus.ReasonsEntry
-	nil,                      // 58: xagg.v1.StatsReply.ReasonsEntry
+	(*ReloadConfigRequest)(nil), // 0: xagg.v1.ReloadConfigRequest
+	(*ReloadConfigReply)(nil),   // 1: xagg.v1.ReloadConfigReply
+	(*ConfigChange)(nil),        // 2: xagg.v1.ConfigChange
+	(*ConfigStatus)(nil),        // 3: xagg.v1.ConfigStatus
+	(*StatusRequest)(nil),       // 4: xagg.v1.StatusRequest
+	(*StatusReply)(nil),         // 5: xagg.v1.StatusReply
+	(*SwitchStatus)(nil),        // 6: xagg.v1.SwitchStatus
+	(*ServerStatus)(nil),        // 7: xagg.v1.ServerStatus
+	(*Policy)(nil),              // 8: xagg.v1.Policy
+	(*CreateJobRequest)(nil),    // 9: xagg.v1.CreateJobRequest
+	(*AdaptRequest)(nil),        // 10: xagg.v1.AdaptRequest
+	(*ExplainRequest)(nil),      // 11: xagg.v1.ExplainRequest
+	(*ExplainReply)(nil),        // 12: xagg.v1.ExplainReply
+	(*RecordRequest)(nil),       // 13: xagg.v1.RecordRequest
+	(*TraceLine)(nil),           // 14: xagg.v1.TraceLine
+	(*Consistency)(nil),         // 15: xagg.v1.Consistency
+	(*Job)(nil),                 // 16: xagg.v1.Job
+	(*Change)(nil),              // 17: xagg.v1.Change
+	(*RemoveJobRequest)(nil),    // 18: xagg.v1.RemoveJobRequest
+	(*RemoveJobReply)(nil),      // 19: xagg.v1.RemoveJobReply
+	(*SteerRequest)(nil),        // 20: xagg.v1.SteerRequest
+	(*ReportRequest)(nil),       // 21: xagg.v1.ReportRequest
+	(*Round)(nil),               // 22: xagg.v1.Round
+	(*Last)(nil),                // 23: xagg.v1.Last
+	(*Progress)(nil),            // 24: xagg.v1.Progress
+	(*ReportReply)(nil),         // 25: xagg.v1.ReportReply
+	(*JoinRequest)(nil),         // 26: xagg.v1.JoinRequest
+	(*JoinEvent)(nil),           // 27: xagg.v1.JoinEvent
+	(*Ready)(nil),               // 28: xagg.v1.Ready
+	(*Freeze)(nil),              // 29: xagg.v1.Freeze
+	(*Held)(nil),                // 30: xagg.v1.Held
+	(*FrozenRequest)(nil),       // 31: xagg.v1.FrozenRequest
+	(*ChunkID)(nil),             // 32: xagg.v1.ChunkID
+	(*FrozenReply)(nil),         // 33: xagg.v1.FrozenReply
+	(*HandOverRequest)(nil),     // 34: xagg.v1.HandOverRequest
+	(*ResumeReply)(nil),         // 35: xagg.v1.ResumeReply
+	(*WhyRequest)(nil),          // 36: xagg.v1.WhyRequest
+	(*WhyReply)(nil),            // 37: xagg.v1.WhyReply
+	(*Blocker)(nil),             // 38: xagg.v1.Blocker
+	(*Waiting)(nil),             // 39: xagg.v1.Waiting
+	(*Abort)(nil),               // 40: xagg.v1.Abort
+	(*LeaveRequest)(nil),        // 41: xagg.v1.LeaveRequest
+	(*LeaveReply)(nil),          // 42: xagg.v1.LeaveReply
+	(*InfoRequest)(nil),         // 43: xagg.v1.InfoRequest
+	(*ServerInfo)(nil),          // 44: xagg.v1.ServerInfo
+	(*ListRequest)(nil),         // 45: xagg.v1.ListRequest
+	(*ListReply)(nil),           // 46: xagg.v1.ListReply
+	(*OpenSlotsRequest)(nil),    // 47: xagg.v1.OpenSlotsRequest
+	(*OpenSlotsReply)(nil),      // 48: xagg.v1.OpenSlotsReply
+	(*OpenSlot)(nil),            // 49: xagg.v1.OpenSlot
+	(*ServerPlan)(nil),          // 50: xagg.v1.ServerPlan
+	(*InstallReply)(nil),        // 51: xagg.v1.InstallReply
+	(*ArmRequest)(nil),          // 52: xagg.v1.ArmRequest
+	(*ArmReply)(nil),            // 53: xagg.v1.ArmReply
+	(*RemoveRequest)(nil),       // 54: xagg.v1.RemoveRequest
+	(*RemoveReply)(nil),         // 55: xagg.v1.RemoveReply
+	(*StatsRequest)(nil),        // 56: xagg.v1.StatsRequest
+	(*StatsReply)(nil),          // 57: xagg.v1.StatsReply
+	(*RankStats)(nil),           // 58: xagg.v1.RankStats
+	nil,                         // 59: xagg.v1.SwitchStatus.ReasonsEntry
+	nil,                         // 60: xagg.v1.SwitchStatus.SentEntry
+	nil,                         // 61: xagg.v1.ServerStatus.ReasonsEntry
+	nil,                         // 62: xagg.v1.StatsReply.ReasonsEntry
 }
 var file_xagg_proto_depIdxs = []int32{
-	2,  // 0: xagg.v1.StatusReply.switch:type_name -> xagg.v1.SwitchStatus
-	3,  // 1: xagg.v1.StatusReply.servers:type_name -> xagg.v1.ServerStatus
-	12, // 2: xagg.v1.StatusReply.jobs:type_name -> xagg.v1.Job
-	55, // 3: xagg.v1.SwitchStatus.reasons:type_name -> xagg.v1.SwitchStatus.ReasonsEntry
-	56, // 4: xagg.v1.SwitchStatus.sent:type_name -> xagg.v1.SwitchStatus.SentEntry
-	40, // 5: xagg.v1.ServerStatus.info:type_name -> xagg.v1.ServerInfo
-	57, // 6: xagg.v1.ServerStatus.reasons:type_name -> xagg.v1.ServerStatus.ReasonsEntry
-	4,  // 7: xagg.v1.CreateJobRequest.policy:type_name -> xagg.v1.Policy
-	11, // 8: xagg.v1.CreateJobRequest.consistency:type_name -> xagg.v1.Consistency
-	12, // 9: xagg.v1.ExplainReply.job:type_name -> xagg.v1.Job
-	11, // 10: xagg.v1.Job.consistency:type_name -> xagg.v1.Consistency
-	13, // 11: xagg.v1.Job.change:type_name -> xagg.v1.Change
-	4,  // 12: xagg.v1.SteerRequest.policy:type_name -> xagg.v1.Policy
-	20, // 13: xagg.v1.ReportRequest.progress:type_name -> xagg.v1.Progress
-	18, // 14: xagg.v1.ReportRequest.rounds:type_name -> xagg.v1.Round
-	19, // 15: xagg.v1.Round.last:type_name -> xagg.v1.Last
-	24, // 16: xagg.v1.JoinEvent.ready:type_name -> xagg.v1.Ready
-	36, // 17: xagg.v1.JoinEvent.abort:type_name -> xagg.v1.Abort
-	25, // 18: xagg.v1.JoinEvent.freeze:type_name -> xagg.v1.Freeze
-	11, // 19: xagg.v1.Ready.consistency:type_name -> xagg.v1.Consistency
-	26, // 20: xagg.v1.FrozenRequest.rounds:type_name -> xagg.v1.Held
-	28, // 21: xagg.v1.FrozenReply.hand_over:type_name -> xagg.v1.ChunkID
-	26, // 22: xagg.v1.ResumeReply.finals:type_name -> xagg.v1.Held
-	34, // 23: xagg.v1.WhyReply.blockers:type_name -> xagg.v1.Blocker
-	35, // 24: xagg.v1.WhyReply.waiting:type_name -> xagg.v1.Waiting
-	20, // 25: xagg.v1.Blocker.progress:type_name -> xagg.v1.Progress
-	46, // 26: xagg.v1.ListReply.plans:type_name -> xagg.v1.ServerPlan
-	45, // 27: xagg.v1.OpenSlotsReply.slots:type_name -> xagg.v1.OpenSlot
-	58, // 28: xagg.v1.StatsReply.reasons:type_name -> xagg.v1.StatsReply.ReasonsEntry
-	54, // 29: xagg.v1.StatsReply.ranks:type_name -> xagg.v1.RankStats
-	0,  // 30: xagg.v1.Controller.Status:input_type -> xagg.v1.StatusRequest
-	5,  // 31: xagg.v1.Controller.CreateJob:input_type -> xagg.v1.CreateJobRequest
-	14, // 32: xagg.v1.Controller.RemoveJob:input_type -> xagg.v1.RemoveJobRequest
-	16, // 33: xagg.v1.Controller.Steer:input_type -> xagg.v1.SteerRequest
-	6,  // 34: xagg.v1.Controller.Adapt:input_type -> xagg.v1.AdaptRequest
-	7,  // 35: xagg.v1.Controller.Explain:input_type -> xagg.v1.ExplainRequest
-	9,  // 36: xagg.v1.Controller.Record:input_type -> xagg.v1.RecordRequest
-	22, // 37: xagg.v1.Controller.Join:input_type -> xagg.v1.JoinRequest
-	17, // 38: xagg.v1.Controller.Report:input_type -> xagg.v1.ReportRequest
-	27, // 39: xagg.v1.Controller.Frozen:input_type -> xagg.v1.FrozenRequest
-	30, // 40: xagg.v1.Controller.HandOver:input_type -> xagg.v1.HandOverRequest
-	32, // 41: xagg.v1.Controller.Why:input_type -> xagg.v1.WhyRequest
-	37, // 42: xagg.v1.Controller.Leave:input_type -> xagg.v1.LeaveRequest
-	39, // 43: xagg.v1.Agent.Info:input_type -> xagg.v1.InfoRequest
-	46, // 44: xagg.v1.Agent.Install:input_type -> xagg.v1.ServerPlan
-	48, // 45: xagg.v1.Agent.Arm:input_type -> xagg.v1.ArmRequest
-	50, // 46: xagg.v1.Agent.Remove:input_type -> xagg.v1.RemoveRequest
-	52, // 47: xagg.v1.Agent.Stats:input_type -> xagg.v1.StatsRequest
-	41, // 48: xagg.v1.Agent.List:input_type -> xagg.v1.ListRequest
-	43, // 49: xagg.v1.Agent.OpenSlots:input_type -> xagg.v1.OpenSlotsRequest
-	1,  // 50: xagg.v1.Controller.Status:output_type -> xagg.v1.StatusReply
-	12, // 51: xagg.v1.Controller.CreateJob:output_type -> xagg.v1.Job
-	15, // 52: xagg.v1.Controller.RemoveJob:output_type -> xagg.v1.RemoveJobReply
-	12, // 53: xagg.v1.Controller.Steer:output_type -> xagg.v1.Job
-	12, // 54: xagg.v1.Controller.Adapt:output_type -> xagg.v1.Job
-	8,  // 55: xagg.v1.Controller.Explain:output_type -> xagg.v1.ExplainReply
-	10, // 56: xagg.v1.Controller.Record:output_type -> xagg.v1.TraceLine
-	23, // 57: xagg.v1.Controller.Join:output_type -> xagg.v1.JoinEvent
-	21, // 58: xagg.v1.Controller.Report:output_type -> xagg.v1.ReportReply
-	29, // 59: xagg.v1.Controller.Frozen:output_type -> xagg.v1.FrozenReply
-	31, // 60: xagg.v1.Controller.HandOver:output_type -> xagg.v1.ResumeReply
-	33, // 61: xagg.v1.Controller.Why:output_type -> xagg.v1.WhyReply
-	38, // 62: xagg.v1.Controller.Leave:output_type -> xagg.v1.LeaveReply
-	40, // 63: xagg.v1.Agent.Info:output_type -> xagg.v1.ServerInfo
-	47, // 64: xagg.v1.Agent.Install:output_type -> xagg.v1.InstallReply
-	49, // 65: xagg.v1.Agent.Arm:output_type -> xagg.v1.ArmReply
-	51, // 66: xagg.v1.Agent.Remove:output_type -> xagg.v1.RemoveReply
-	53, // 67: xagg.v1.Agent.Stats:output_type -> xagg.v1.StatsReply
-	42, // 68: xagg.v1.Agent.List:output_type -> xagg.v1.ListReply
-	44, // 69: xagg.v1.Agent.OpenSlots:output_type -> xagg.v1.OpenSlotsReply
-	50, // [50:70] is the sub-list for method output_type
-	30, // [30:50] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	2,  // 0: xagg.v1.ReloadConfigReply.changes:type_name -> xagg.v1.ConfigChange
+	2,  // 1: xagg.v1.ConfigStatus.restart:type_name -> xagg.v1.ConfigChange
+	6,  // 2: xagg.v1.StatusReply.switch:type_name -> xagg.v1.SwitchStatus
+	7,  // 3: xagg.v1.StatusReply.servers:type_name -> xagg.v1.ServerStatus
+	16, // 4: xagg.v1.StatusReply.jobs:type_name -> xagg.v1.Job
+	3,  // 5: xagg.v1.StatusReply.config:type_name -> xagg.v1.ConfigStatus
+	59, // 6: xagg.v1.SwitchStatus.reasons:type_name -> xagg.v1.SwitchStatus.ReasonsEntry
+	60, // 7: xagg.v1.SwitchStatus.sent:type_name -> xagg.v1.SwitchStatus.SentEntry
+	44, // 8: xagg.v1.ServerStatus.info:type_name -> xagg.v1.ServerInfo
+	61, // 9: xagg.v1.ServerStatus.reasons:type_name -> xagg.v1.ServerStatus.ReasonsEntry
+	8,  // 10: xagg.v1.CreateJobRequest.policy:type_name -> xagg.v1.Policy
+	15, // 11: xagg.v1.CreateJobRequest.consistency:type_name -> xagg.v1.Consistency
+	16, // 12: xagg.v1.ExplainReply.job:type_name -> xagg.v1.Job
+	15, // 13: xagg.v1.Job.consistency:type_name -> xagg.v1.Consistency
+	17, // 14: xagg.v1.Job.change:type_name -> xagg.v1.Change
+	8,  // 15: xagg.v1.SteerRequest.policy:type_name -> xagg.v1.Policy
+	24, // 16: xagg.v1.ReportRequest.progress:type_name -> xagg.v1.Progress
+	22, // 17: xagg.v1.ReportRequest.rounds:type_name -> xagg.v1.Round
+	23, // 18: xagg.v1.Round.last:type_name -> xagg.v1.Last
+	28, // 19: xagg.v1.JoinEvent.ready:type_name -> xagg.v1.Ready
+	40, // 20: xagg.v1.JoinEvent.abort:type_name -> xagg.v1.Abort
+	29, // 21: xagg.v1.JoinEvent.freeze:type_name -> xagg.v1.Freeze
+	15, // 22: xagg.v1.Ready.consistency:type_name -> xagg.v1.Consistency
+	30, // 23: xagg.v1.FrozenRequest.rounds:type_name -> xagg.v1.Held
+	32, // 24: xagg.v1.FrozenReply.hand_over:type_name -> xagg.v1.ChunkID
+	30, // 25: xagg.v1.ResumeReply.finals:type_name -> xagg.v1.Held
+	38, // 26: xagg.v1.WhyReply.blockers:type_name -> xagg.v1.Blocker
+	39, // 27: xagg.v1.WhyReply.waiting:type_name -> xagg.v1.Waiting
+	24, // 28: xagg.v1.Blocker.progress:type_name -> xagg.v1.Progress
+	50, // 29: xagg.v1.ListReply.plans:type_name -> xagg.v1.ServerPlan
+	49, // 30: xagg.v1.OpenSlotsReply.slots:type_name -> xagg.v1.OpenSlot
+	62, // 31: xagg.v1.StatsReply.reasons:type_name -> xagg.v1.StatsReply.ReasonsEntry
+	58, // 32: xagg.v1.StatsReply.ranks:type_name -> xagg.v1.RankStats
+	4,  // 33: xagg.v1.Controller.Status:input_type -> xagg.v1.StatusRequest
+	9,  // 34: xagg.v1.Controller.CreateJob:input_type -> xagg.v1.CreateJobRequest
+	18, // 35: xagg.v1.Controller.RemoveJob:input_type -> xagg.v1.RemoveJobRequest
+	20, // 36: xagg.v1.Controller.Steer:input_type -> xagg.v1.SteerRequest
+	10, // 37: xagg.v1.Controller.Adapt:input_type -> xagg.v1.AdaptRequest
+	11, // 38: xagg.v1.Controller.Explain:input_type -> xagg.v1.ExplainRequest
+	13, // 39: xagg.v1.Controller.Record:input_type -> xagg.v1.RecordRequest
+	26, // 40: xagg.v1.Controller.Join:input_type -> xagg.v1.JoinRequest
+	21, // 41: xagg.v1.Controller.Report:input_type -> xagg.v1.ReportRequest
+	31, // 42: xagg.v1.Controller.Frozen:input_type -> xagg.v1.FrozenRequest
+	34, // 43: xagg.v1.Controller.HandOver:input_type -> xagg.v1.HandOverRequest
+	36, // 44: xagg.v1.Controller.Why:input_type -> xagg.v1.WhyRequest
+	41, // 45: xagg.v1.Controller.Leave:input_type -> xagg.v1.LeaveRequest
+	0,  // 46: xagg.v1.Controller.ReloadConfig:input_type -> xagg.v1.ReloadConfigRequest
+	43, // 47: xagg.v1.Agent.Info:input_type -> xagg.v1.InfoRequest
+	50, // 48: xagg.v1.Agent.Install:input_type -> xagg.v1.ServerPlan
+	52, // 49: xagg.v1.Agent.Arm:input_type -> xagg.v1.ArmRequest
+	54, // 50: xagg.v1.Agent.Remove:input_type -> xagg.v1.RemoveRequest
+	56, // 51: xagg.v1.Agent.Stats:input_type -> xagg.v1.StatsRequest
+	45, // 52: xagg.v1.Agent.List:input_type -> xagg.v1.ListRequest
+	47, // 53: xagg.v1.Agent.OpenSlots:input_type -> xagg.v1.OpenSlotsRequest
+	5,  // 54: xagg.v1.Controller.Status:output_type -> xagg.v1.StatusReply
+	16, // 55: xagg.v1.Controller.CreateJob:output_type -> xagg.v1.Job
+	19, // 56: xagg.v1.Controller.RemoveJob:output_type -> xagg.v1.RemoveJobReply
+	16, // 57: xagg.v1.Controller.Steer:output_type -> xagg.v1.Job
+	16, // 58: xagg.v1.Controller.Adapt:output_type -> xagg.v1.Job
+	12, // 59: xagg.v1.Controller.Explain:output_type -> xagg.v1.ExplainReply
+	14, // 60: xagg.v1.Controller.Record:output_type -> xagg.v1.TraceLine
+	27, // 61: xagg.v1.Controller.Join:output_type -> xagg.v1.JoinEvent
+	25, // 62: xagg.v1.Controller.Report:output_type -> xagg.v1.ReportReply
+	33, // 63: xagg.v1.Controller.Frozen:output_type -> xagg.v1.FrozenReply
+	35, // 64: xagg.v1.Controller.HandOver:output_type -> xagg.v1.ResumeReply
+	37, // 65: xagg.v1.Controller.Why:output_type -> xagg.v1.WhyReply
+	42, // 66: xagg.v1.Controller.Leave:output_type -> xagg.v1.LeaveReply
+	1,  // 67: xagg.v1.Controller.ReloadConfig:output_type -> xagg.v1.ReloadConfigReply
+	44, // 68: xagg.v1.Agent.Info:output_type -> xagg.v1.ServerInfo
+	51, // 69: xagg.v1.Agent.Install:output_type -> xagg.v1.InstallReply
+	53, // 70: xagg.v1.Agent.Arm:output_type -> xagg.v1.ArmReply
+	55, // 71: xagg.v1.Agent.Remove:output_type -> xagg.v1.RemoveReply
+	57, // 72: xagg.v1.Agent.Stats:output_type -> xagg.v1.StatsReply
+	46, // 73: xagg.v1.Agent.List:output_type -> xagg.v1.ListReply
+	48, // 74: xagg.v1.Agent.OpenSlots:output_type -> xagg.v1.OpenSlotsReply
+	54, // [54:75] is the sub-list for method output_type
+	33, // [33:54] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_xagg_proto_init() }
@@ -4585,9 +4844,9 @@ func file_xagg_proto_init() {
 	if File_xagg_proto != nil {
 		return
 	}
-	file_xagg_proto_msgTypes[4].OneofWrappers = []any{}
-	file_xagg_proto_msgTypes[21].OneofWrappers = []any{}
-	file_xagg_proto_msgTypes[23].OneofWrappers = []any{
+	file_xagg_proto_msgTypes[8].OneofWrappers = []any{}
+	file_xagg_proto_msgTypes[25].OneofWrappers = []any{}
+	file_xagg_proto_msgTypes[27].OneofWrappers = []any{
 		(*JoinEvent_Ready)(nil),
 		(*JoinEvent_Abort)(nil),
 		(*JoinEvent_Freeze)(nil),
@@ -4598,7 +4857,7 @@ func file_xagg_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xagg_proto_rawDesc), len(file_xagg_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   59,
+			NumMessages:   63,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

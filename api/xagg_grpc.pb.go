@@ -21,19 +21,20 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Controller_Status_FullMethodName    = "/xagg.v1.Controller/Status"
-	Controller_CreateJob_FullMethodName = "/xagg.v1.Controller/CreateJob"
-	Controller_RemoveJob_FullMethodName = "/xagg.v1.Controller/RemoveJob"
-	Controller_Steer_FullMethodName     = "/xagg.v1.Controller/Steer"
-	Controller_Adapt_FullMethodName     = "/xagg.v1.Controller/Adapt"
-	Controller_Explain_FullMethodName   = "/xagg.v1.Controller/Explain"
-	Controller_Record_FullMethodName    = "/xagg.v1.Controller/Record"
-	Controller_Join_FullMethodName      = "/xagg.v1.Controller/Join"
-	Controller_Report_FullMethodName    = "/xagg.v1.Controller/Report"
-	Controller_Frozen_FullMethodName    = "/xagg.v1.Controller/Frozen"
-	Controller_HandOver_FullMethodName  = "/xagg.v1.Controller/HandOver"
-	Controller_Why_FullMethodName       = "/xagg.v1.Controller/Why"
-	Controller_Leave_FullMethodName     = "/xagg.v1.Controller/Leave"
+	Controller_Status_FullMethodName       = "/xagg.v1.Controller/Status"
+	Controller_CreateJob_FullMethodName    = "/xagg.v1.Controller/CreateJob"
+	Controller_RemoveJob_FullMethodName    = "/xagg.v1.Controller/RemoveJob"
+	Controller_Steer_FullMethodName        = "/xagg.v1.Controller/Steer"
+	Controller_Adapt_FullMethodName        = "/xagg.v1.Controller/Adapt"
+	Controller_Explain_FullMethodName      = "/xagg.v1.Controller/Explain"
+	Controller_Record_FullMethodName       = "/xagg.v1.Controller/Record"
+	Controller_Join_FullMethodName         = "/xagg.v1.Controller/Join"
+	Controller_Report_FullMethodName       = "/xagg.v1.Controller/Report"
+	Controller_Frozen_FullMethodName       = "/xagg.v1.Controller/Frozen"
+	Controller_HandOver_FullMethodName     = "/xagg.v1.Controller/HandOver"
+	Controller_Why_FullMethodName          = "/xagg.v1.Controller/Why"
+	Controller_Leave_FullMethodName        = "/xagg.v1.Controller/Leave"
+	Controller_ReloadConfig_FullMethodName = "/xagg.v1.Controller/ReloadConfig"
 )
 
 // ControllerClient is the client API for Controller service.
@@ -88,6 +89,10 @@ type ControllerClient interface {
 	// ABORTED when the job ended for another reason. With an error it tells that the worker cannot go on: the job ends for
 	// the others with an `abort` event that names rank and error, and it returns at once.
 	Leave(ctx context.Context, in *LeaveRequest, opts ...grpc.CallOption) (*LeaveReply, error)
+	// ReloadConfig reads the configuration file again. The whole file is checked before anything changes; one that is wrong, or
+	// asks for what does not fit, changes nothing, and the reply says why. What cannot change while it runs stays as it is and is
+	// told by field, and the rest is carried out (docs/hosts.md). FAILED_PRECONDITION where the controller has no file.
+	ReloadConfig(ctx context.Context, in *ReloadConfigRequest, opts ...grpc.CallOption) (*ReloadConfigReply, error)
 }
 
 type controllerClient struct {
@@ -246,6 +251,16 @@ func (c *controllerClient) Leave(ctx context.Context, in *LeaveRequest, opts ...
 	return out, nil
 }
 
+func (c *controllerClient) ReloadConfig(ctx context.Context, in *ReloadConfigRequest, opts ...grpc.CallOption) (*ReloadConfigReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReloadConfigReply)
+	err := c.cc.Invoke(ctx, Controller_ReloadConfig_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControllerServer is the server API for Controller service.
 // All implementations must embed UnimplementedControllerServer
 // for forward compatibility.
@@ -298,6 +313,10 @@ type ControllerServer interface {
 	// ABORTED when the job ended for another reason. With an error it tells that the worker cannot go on: the job ends for
 	// the others with an `abort` event that names rank and error, and it returns at once.
 	Leave(context.Context, *LeaveRequest) (*LeaveReply, error)
+	// ReloadConfig reads the configuration file again. The whole file is checked before anything changes; one that is wrong, or
+	// asks for what does not fit, changes nothing, and the reply says why. What cannot change while it runs stays as it is and is
+	// told by field, and the rest is carried out (docs/hosts.md). FAILED_PRECONDITION where the controller has no file.
+	ReloadConfig(context.Context, *ReloadConfigRequest) (*ReloadConfigReply, error)
 	mustEmbedUnimplementedControllerServer()
 }
 
@@ -346,6 +365,9 @@ func (UnimplementedControllerServer) Why(context.Context, *WhyRequest) (*WhyRepl
 }
 func (UnimplementedControllerServer) Leave(context.Context, *LeaveRequest) (*LeaveReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Leave not implemented")
+}
+func (UnimplementedControllerServer) ReloadConfig(context.Context, *ReloadConfigRequest) (*ReloadConfigReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReloadConfig not implemented")
 }
 func (UnimplementedControllerServer) mustEmbedUnimplementedControllerServer() {}
 func (UnimplementedControllerServer) testEmbeddedByValue()                    {}
@@ -588,6 +610,24 @@ func _Controller_Leave_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Controller_ReloadConfig_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReloadConfigRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControllerServer).ReloadConfig(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Controller_ReloadConfig_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControllerServer).ReloadConfig(ctx, req.(*ReloadConfigRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Controller_ServiceDesc is the grpc.ServiceDesc for Controller service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -638,6 +678,10 @@ var Controller_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Leave",
 			Handler:    _Controller_Leave_Handler,
+		},
+		{
+			MethodName: "ReloadConfig",
+			Handler:    _Controller_ReloadConfig_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -15,7 +15,6 @@ import (
 	"xagg/api"
 	"xagg/policy"
 	"xagg/policy/adapt"
-	"xagg/policy/place"
 	"xagg/policy/telemetry"
 	"xagg/policy/trace"
 )
@@ -58,6 +57,19 @@ func (j JobSpec) validateAdapt() error {
 	}
 	if _, err := j.Adapt.Compile(j.Ranks); err != nil {
 		return under("adapt", err)
+	}
+	return nil
+}
+
+// adaptable checks how the plan of a job that is there, with a cohort, is to follow what is measured. Errors are of type
+// [*policy.FieldError].
+func (j JobSpec) adaptable(cohort uint64) error {
+	if err := j.validateAdapt(); err != nil {
+		return err
+	}
+	if j.Adapt != nil && cohort == 0 && j.Consistency.Mode != ModeQuorum {
+		return fieldf("adapt", "servers sum all ranks of the job, which leaves nothing to move; first steer it to mode %q or %q",
+			policy.ModeSwitch, policy.ModeHybrid)
 	}
 	return nil
 }
@@ -266,16 +278,10 @@ func (s *service) Adapt(_ context.Context, req *api.AdaptRequest) (*api.Job, err
 	}
 	spec := j.spec
 	spec.Adapt = a
-	err = spec.validateAdapt()
-	if err == nil && a != nil && j.decision.Cohort == 0 && spec.Consistency.Mode != ModeQuorum {
-		err = fieldf("adapt", "servers sum all ranks of the job, which leaves nothing to move; first steer it to mode %q or %q",
-			policy.ModeSwitch, policy.ModeHybrid)
-	}
-	homes := j.decision.Servers
-	if err == nil && a != nil && len(homes) == 0 {
-		var placed place.Placement
-		placed, err = c.intent.deal(spec, policy.Static{Mode: policy.ModeSwitch}, j)
-		homes = placed.Homes
+	err = spec.adaptable(j.last().decision.Cohort)
+	homes := j.homes
+	if err == nil {
+		homes, err = c.intent.home(j, spec)
 	}
 	if err != nil {
 		c.mu.Unlock()

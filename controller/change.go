@@ -97,23 +97,27 @@ func (in *intent) replan(j *job, rule policy.Static, there int) (d policy.Decisi
 		return d, false, &changeError{fmt.Sprintf("its plan is changing from epoch %d to %d already; wait until that is done: see 'xagg job show %s'",
 			c.from.epoch, c.to.epoch, j.spec.Name)}
 	}
-	rule = j.rest(rule)
-	if len(rule.Servers) == 0 {
+	if d, err = in.decide(j, rule); err != nil {
+		return d, false, err
+	}
+	return d, d.Plan.Equal(j.decision.Plan) && j.newPlan(j.epoch, d, there).quorum == j.quorum, nil
+}
+
+// decide is the part of replan that does not look at what the job is doing. Errors are those of [policy.Static.Decide] and of deal.
+func (in *intent) decide(j *job, rule policy.Static) (d policy.Decision, err error) {
+	if rule = j.rest(rule); len(rule.Servers) == 0 {
 		placed, err := in.deal(j.spec, rule, j)
 		if err != nil {
-			return d, false, err
+			return d, err
 		}
 		d = placed.Decision
 	} else if d, err = rule.Decide(policy.Input{
 		Job: j.spec.Name, Ranks: j.spec.Ranks, Servers: in.serverNames(), Pool: j.decision.Pool,
 		Quorum: j.spec.Consistency.Quorum, Wait: j.spec.Consistency.Wait,
 	}); err != nil {
-		return d, false, err
+		return d, err
 	}
-	if err := j.spec.Consistency.allows(d.Plan); err != nil {
-		return d, false, err
-	}
-	return d, d.Plan.Equal(j.decision.Plan) && j.newPlan(j.epoch, d, there).quorum == j.quorum, nil
+	return d, j.spec.Consistency.allows(d.Plan)
 }
 
 // beginChange begins to change the plan of a job of which so many ranks are there. Errors: *exhaustedError.

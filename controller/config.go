@@ -136,7 +136,7 @@ func Load(path string) (Config, error) {
 // wrong type and a wrong value are errors that begin with name, line and column.
 func Parse(name string, src []byte) (Config, error) {
 	cfg := DefaultConfig()
-	if err := strictyaml.Decode(name, src, &cfg, strictyaml.Text[netip.Addr](), strictyaml.Text[MAC](), strictyaml.Text[xdp.Size]()); err != nil {
+	if err := strictyaml.Decode(name, src, &cfg, strictyaml.Text[netip.Addr](), strictyaml.Text[MAC](), strictyaml.Text[xdp.Size](), strictyaml.Durations()); err != nil {
 		return Config{}, err
 	}
 	if err := cfg.Validate(); err != nil {

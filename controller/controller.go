@@ -56,6 +56,10 @@ type Controller struct {
 	pipeline uint64            // cookie of the switch's
 	arenas   map[string]uint64 // instances of the servers', by name
 	stopping bool              // streams end because the controller does
+	reloaded reloaded
+
+	file      File       // the configuration's; none if its path is empty
+	reloading sync.Mutex // serializes reloads; it is never asked for while mu is held
 
 	saving sync.Mutex // serializes writes of the state file; it is never asked for while mu is held
 	saved  []byte     // the file as it is
@@ -115,6 +119,7 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		grace:         returnGrace,
 	}
 	c.earlier = c.recoveries
+	c.reloaded.success = time.Now()
 	c.base = desiredBase(&c.cfg)
 	c.intent = freshIntent(&c.cfg, slots, program.TableSizes())
 	for _, opt := range opts {
@@ -204,8 +209,8 @@ func (c *Controller) Run(ctx context.Context, lis net.Listener) error {
 	c.running.Go(func() { c.watchDevices(run) })
 	c.resume(run)
 	served := make(chan error, 1)
+	c.log.Info("serving", "address", lis.Addr().String(), "switch", c.cfg.Switch.Name)
 	go func() { served <- srv.Serve(lis) }()
-	c.log.Info("serving", "address", lis.Addr().String(), "switch", c.cfg.Switch.Name, "jobs", len(c.cfg.Jobs))
 
 	var err error
 	select {

@@ -259,7 +259,7 @@ func (in *intent) deviates(j *job) string {
 	i := slices.IndexFunc(in.cfg.Jobs, func(spec JobSpec) bool { return spec.Name == j.spec.Name })
 	switch {
 	case i >= 0 && !in.cfg.Jobs[i].equal(j.spec):
-		return "it keeps what it was created with; remove it and restart the controller to have it as it is configured now"
+		return "it keeps what it was created with; remove it and reload the configuration to have it as it is configured now"
 	case !j.rule.Equal(in.ruleOf(j.spec)):
 		return fmt.Sprintf("its plan was decided when the configuration had another policy or other servers; 'xagg job steer %s' gives it "+
 			"another", j.spec.Name)

@@ -542,6 +542,7 @@ func (c *Controller) survey(ctx context.Context, measure bool) (*api.StatusReply
 	for _, j := range c.intent.sorted() {
 		reply.Jobs = append(reply.Jobs, c.describe(j))
 	}
+	reply.Config = c.configStatus()
 	c.mu.Unlock()
 
 	var asking sync.WaitGroup

@@ -41,7 +41,8 @@ func newControllerCommand(env *env) *cobra.Command {
 
 It connects to the switch over P4Runtime and to the servers' agents, keeps both programmed, and serves its API until
 it is interrupted. What it has to know after a restart, whatever ended it, it keeps in a file: started again, it finds its
-jobs running, and they do not notice. The configuration is YAML, for example:
+jobs running, and they do not notice. On SIGHUP it reads its configuration again, as 'xagg config reload' has it do. The
+configuration is YAML, for example:
 
 ` + indent(controller.Example),
 		Args: cobra.NoArgs,
@@ -49,7 +50,15 @@ jobs running, and they do not notice. The configuration is YAML, for example:
 			if path == "" {
 				return usagef("--config is missing: the file that names switch, hosts and servers; see '%s --help'", cmd.CommandPath())
 			}
-			cfg, err := controller.Load(path)
+			reload := make(chan struct{}, 1)
+			env.hangup.Store(new(func() {
+				select {
+				case reload <- struct{}{}:
+				default: // it is going to be read anyway
+				}
+			}))
+			file := controller.File{Path: path, State: state}
+			cfg, err := file.Load()
 			var unread *fs.PathError
 			switch {
 			case errors.As(err, &unread):
@@ -57,24 +66,18 @@ jobs running, and they do not notice. The configuration is YAML, for example:
 			case err != nil:
 				return &exitError{exitUsage, err}
 			}
-			switch {
-			case state != "":
-				cfg.State = state
-			case cfg.State == "":
-				cfg.State = controller.DefaultState(path)
-			}
 			// First: who listens here has the state file alone.
 			lis, err := endpoint.Listen(cfg.Listen)
 			if err != nil {
 				return err
 			}
 			defer lis.Close()
-			c, err := controller.New(cfg, controller.WithLogger(env.log))
+			c, err := controller.New(cfg, controller.WithLogger(env.log), controller.WithFile(file))
 			if err != nil {
 				return err
 			}
 			return withMetrics(cmd.Context(), env.log, metricsAddr, c.Collector(), func(ctx context.Context) error {
-				return c.Run(ctx, lis)
+				return besideReloads(ctx, env.log, c, reload, func(ctx context.Context) error { return c.Run(ctx, lis) })
 			})
 		},
 	}
@@ -429,6 +432,7 @@ type statusView struct {
 	Servers       []serverView   `json:"servers"`
 	Refused       []refusedView  `json:"refused"` // packets, by device and reason; only where there are any
 	Jobs          []jobView      `json:"jobs"`
+	Config        configView     `json:"config"`
 }
 
 type controllerView struct {
@@ -541,7 +545,10 @@ func enough(quorum, waitUS uint32) string {
 func viewStatus(address string, r *api.StatusReply) *statusView {
 	v := &statusView{
 		SchemaVersion: statusSchema, Problems: []string{}, Servers: []serverView{}, Refused: []refusedView{}, Jobs: []jobView{},
-		Controller: controllerView{Address: address, Ready: true},
+		Controller: controllerView{Address: address, Ready: true}, Config: viewConfig(r.GetConfig()),
+	}
+	if v.Config.Error != "" {
+		v.Problems = append(v.Problems, fmt.Sprintf("configuration %s was not taken, and the one of before holds on: %s", v.Config.File, v.Config.Error))
 	}
 	sw := r.GetSwitch()
 	v.refuse(sw.GetName(), sw.GetReasons())
@@ -718,6 +725,9 @@ func (v *statusView) text(w io.Writer) {
 	if len(v.Jobs) > 0 {
 		fmt.Fprintln(w)
 		jobTable(w, v.Jobs)
+	}
+	for _, c := range v.Config.Restart {
+		fmt.Fprintf(w, "configuration %s, %s: %s\n", v.Config.File, c.Field, c.Note)
 	}
 	for _, j := range v.Jobs {
 		if c := j.Change; c != nil {

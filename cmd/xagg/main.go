@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -37,6 +38,8 @@ type env struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	log            *slog.Logger
+	// hangup is what SIGHUP does, without waiting for anything; nil = it ends the command, as SIGTERM does.
+	hangup atomic.Pointer[func()]
 }
 
 // exitError carries an exit code other than exitFailure out of a command.
@@ -60,8 +63,20 @@ func usagef(format string, args ...any) error {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	code := run(ctx, &env{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}, os.Args[1:])
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	e := &env{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	go func() {
+		for range hangups {
+			if f := e.hangup.Load(); f != nil {
+				(*f)()
+			} else {
+				stop()
+			}
+		}
+	}()
+	code := run(ctx, e, os.Args[1:])
 	stop()
 	os.Exit(code)
 }
@@ -146,11 +161,13 @@ func newRoot(env *env, args []string) *cobra.Command {
 		newSwitchCommand(env),
 		newServerCommand(env),
 		newWorkerCommand(env),
+		newConfigCommand(env),
 		newStatusCommand(env),
 		newWhyCommand(env),
 		newJobCommand(env),
 		newRecordCommand(env),
 		newPolicyCommand(env),
+		newSchemaCommand(env),
 		newSimCommand(env),
 		newPcapCommand(env),
 		newDoctorCommand(env),

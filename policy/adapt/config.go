@@ -37,7 +37,7 @@ func DefaultConfig() Config {
 func Parse(name string, src []byte) (Config, error) {
 	c := DefaultConfig() // of an empty file
 	if len(strings.TrimSpace(string(src))) > 0 {
-		if err := strictyaml.Decode(name, src, &c); err != nil {
+		if err := strictyaml.Decode(name, src, &c, strictyaml.Durations()); err != nil {
 			return c, err
 		}
 	}

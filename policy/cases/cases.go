@@ -62,7 +62,7 @@ type Expect struct {
 // Parse reads a file of tests. name is the file's, for errors.
 func Parse(name string, src []byte) (*File, error) {
 	var f File
-	if err := strictyaml.Decode(name, src, &f); err != nil {
+	if err := strictyaml.Decode(name, src, &f, strictyaml.Durations()); err != nil {
 		return nil, err
 	}
 	fail := func(field, format string, args ...any) error {
