@@ -1091,7 +1091,7 @@ type Job struct {
 	Awaited       uint64                 `protobuf:"varint,19,opt,name=awaited,proto3" json:"awaited,omitempty"`             // mask of the ranks that have not come back yet to a controller that was restarted
 	Quorum        uint32                 `protobuf:"varint,21,opt,name=quorum,proto3" json:"quorum,omitempty"`               // ranks that are enough for a result under the plan: fewer than it says where fewer are there; 0 = no quorum
 	WaitUs        uint32                 `protobuf:"varint,22,opt,name=wait_us,json=waitUs,proto3" json:"wait_us,omitempty"` // and how long a chunk is kept open for more, in microseconds
-	Note          string                 `protobuf:"bytes,20,opt,name=note,proto3" json:"note,omitempty"`                    // in what the configuration would have it otherwise, in words; empty = in nothing
+	Note          string                 `protobuf:"bytes,20,opt,name=note,proto3" json:"note,omitempty"`                    // in what the configuration or its policy would have it otherwise, and why it is not, in words; empty = in nothing
 	Change        *Change                `protobuf:"bytes,14,opt,name=change,proto3" json:"change,omitempty"`                // absent unless the plan changes; until no rank needs the old plan any more, the fields above are its
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -61,6 +61,28 @@ func (j JobSpec) validateAdapt() error {
 	return nil
 }
 
+// note says in words what keeps a job's plan from being what the configuration or its policy would have; empty = nothing does.
+// c.mu is held.
+func (c *Controller) note(j *job) string {
+	note := c.intent.deviates(j)
+	a := c.adaptations[j.spec.Name]
+	if a == nil || a.id != j.id || a.decision == nil {
+		return note
+	}
+	for _, of := range []struct{ what, why string }{
+		{"its policy cannot decide, and the plan stays", a.decision.Error}, {"what its policy decided was not carried out", a.failed},
+	} {
+		switch {
+		case of.why == "":
+		case note != "":
+			note += "; " + of.what + ": " + of.why
+		default:
+			note = of.what + ": " + of.why
+		}
+	}
+	return note
+}
+
 // adaptable checks how the plan of a job that is there, with a cohort, is to follow what is measured. Errors are of type
 // [*policy.FieldError].
 func (j JobSpec) adaptable(cohort uint64) error {
