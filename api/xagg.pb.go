@@ -542,7 +542,7 @@ type Policy struct {
 	Rule          string                 `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`                          // "static"
 	Mode          string                 `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`                          // "switch", "server" or "hybrid"
 	Steer         []uint32               `protobuf:"varint,3,rep,packed,name=steer,proto3" json:"steer,omitempty"`                // hybrid: the ranks that go to a server
-	Servers       []string               `protobuf:"bytes,4,rep,name=servers,proto3" json:"servers,omitempty"`                    // names; empty = all
+	Servers       []string               `protobuf:"bytes,4,rep,name=servers,proto3" json:"servers,omitempty"`                    // names; empty = all. A new job gets those of them that have room for it and leave the load even
 	Pool          uint32                 `protobuf:"varint,5,opt,name=pool,proto3" json:"pool,omitempty"`                         // slots per version, a power of two; 0 = the default
 	Quorum        uint32                 `protobuf:"varint,6,opt,name=quorum,proto3" json:"quorum,omitempty"`                     // of a quorum job: ranks that are enough, from the job's own to all; 0 = the job's own
 	WaitUs        *uint32                `protobuf:"varint,7,opt,name=wait_us,json=waitUs,proto3,oneof" json:"wait_us,omitempty"` // of a quorum job: how long a chunk is kept open for more, in microseconds; absent = the job's own
@@ -638,6 +638,7 @@ type CreateJobRequest struct {
 	Consistency   *Consistency           `protobuf:"bytes,5,opt,name=consistency,proto3" json:"consistency,omitempty"`            // absent: sync
 	Depth         uint32                 `protobuf:"varint,6,opt,name=depth,proto3" json:"depth,omitempty"`                       // rounds that may be under way, 1..16; 0 = 1
 	Adapt         string                 `protobuf:"bytes,7,opt,name=adapt,proto3" json:"adapt,omitempty"`                        // how the plan follows what is measured, a policy as YAML; empty: it stays what `policy` makes it
+	Weight        uint32                 `protobuf:"varint,8,opt,name=weight,proto3" json:"weight,omitempty"`                     // its share of switch slots beside other jobs, 1..1000; 0 = 1
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -719,6 +720,13 @@ func (x *CreateJobRequest) GetAdapt() string {
 		return x.Adapt
 	}
 	return ""
+}
+
+func (x *CreateJobRequest) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
 }
 
 type AdaptRequest struct {
@@ -1086,13 +1094,15 @@ type Job struct {
 	Error         string                 `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`            // why it was aborted
 	Consistency   *Consistency           `protobuf:"bytes,15,opt,name=consistency,proto3" json:"consistency,omitempty"`
 	Depth         uint32                 `protobuf:"varint,16,opt,name=depth,proto3" json:"depth,omitempty"`
-	Gone          uint64                 `protobuf:"varint,17,opt,name=gone,proto3" json:"gone,omitempty"`                   // mask of the ranks of a quorum job that are not there at present
-	Recovery      string                 `protobuf:"bytes,18,opt,name=recovery,proto3" json:"recovery,omitempty"`            // what a recovery that is under way waits for, in words; empty = there is none
-	Awaited       uint64                 `protobuf:"varint,19,opt,name=awaited,proto3" json:"awaited,omitempty"`             // mask of the ranks that have not come back yet to a controller that was restarted
-	Quorum        uint32                 `protobuf:"varint,21,opt,name=quorum,proto3" json:"quorum,omitempty"`               // ranks that are enough for a result under the plan: fewer than it says where fewer are there; 0 = no quorum
-	WaitUs        uint32                 `protobuf:"varint,22,opt,name=wait_us,json=waitUs,proto3" json:"wait_us,omitempty"` // and how long a chunk is kept open for more, in microseconds
-	Note          string                 `protobuf:"bytes,20,opt,name=note,proto3" json:"note,omitempty"`                    // in what the configuration or its policy would have it otherwise, and why it is not, in words; empty = in nothing
-	Change        *Change                `protobuf:"bytes,14,opt,name=change,proto3" json:"change,omitempty"`                // absent unless the plan changes; until no rank needs the old plan any more, the fields above are its
+	Gone          uint64                 `protobuf:"varint,17,opt,name=gone,proto3" json:"gone,omitempty"`                               // mask of the ranks of a quorum job that are not there at present
+	Recovery      string                 `protobuf:"bytes,18,opt,name=recovery,proto3" json:"recovery,omitempty"`                        // what a recovery that is under way waits for, in words; empty = there is none
+	Awaited       uint64                 `protobuf:"varint,19,opt,name=awaited,proto3" json:"awaited,omitempty"`                         // mask of the ranks that have not come back yet to a controller that was restarted
+	Quorum        uint32                 `protobuf:"varint,21,opt,name=quorum,proto3" json:"quorum,omitempty"`                           // ranks that are enough for a result under the plan: fewer than it says where fewer are there; 0 = no quorum
+	WaitUs        uint32                 `protobuf:"varint,22,opt,name=wait_us,json=waitUs,proto3" json:"wait_us,omitempty"`             // and how long a chunk is kept open for more, in microseconds
+	Weight        uint32                 `protobuf:"varint,23,opt,name=weight,proto3" json:"weight,omitempty"`                           // its share of switch slots beside other jobs
+	QuotaSlots    uint32                 `protobuf:"varint,24,opt,name=quota_slots,json=quotaSlots,proto3" json:"quota_slots,omitempty"` // slots of the switch that the weight entitles it to, as jobs are now
+	Note          string                 `protobuf:"bytes,20,opt,name=note,proto3" json:"note,omitempty"`                                // in what the configuration or its policy would have it otherwise, and why it is not, in words; empty = in nothing
+	Change        *Change                `protobuf:"bytes,14,opt,name=change,proto3" json:"change,omitempty"`                            // absent unless the plan changes; until no rank needs the old plan any more, the fields above are its
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1263,6 +1273,20 @@ func (x *Job) GetQuorum() uint32 {
 func (x *Job) GetWaitUs() uint32 {
 	if x != nil {
 		return x.WaitUs
+	}
+	return 0
+}
+
+func (x *Job) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *Job) GetQuotaSlots() uint32 {
+	if x != nil {
+		return x.QuotaSlots
 	}
 	return 0
 }
@@ -1610,8 +1634,10 @@ type Round struct {
 	Late          uint32                 `protobuf:"varint,5,opt,name=late,proto3" json:"late,omitempty"`       // chunks without this rank
 	Packets       uint64                 `protobuf:"varint,6,opt,name=packets,proto3" json:"packets,omitempty"` // sent, resends included
 	Resends       uint64                 `protobuf:"varint,7,opt,name=resends,proto3" json:"resends,omitempty"`
-	Behind        uint32                 `protobuf:"varint,8,opt,name=behind,proto3" json:"behind,omitempty"` // rounds by which others were known to be ahead
-	Last          []*Last                `protobuf:"bytes,9,rep,name=last,proto3" json:"last,omitempty"`      // ranks that were the last on some chunk
+	Behind        uint32                 `protobuf:"varint,8,opt,name=behind,proto3" json:"behind,omitempty"`                         // rounds by which others were known to be ahead
+	Last          []*Last                `protobuf:"bytes,9,rep,name=last,proto3" json:"last,omitempty"`                              // ranks that were the last on some chunk
+	HeldUs        uint64                 `protobuf:"varint,10,opt,name=held_us,json=heldUs,proto3" json:"held_us,omitempty"`          // how long aggregators had its chunks incomplete, summed over them
+	BlockedUs     uint64                 `protobuf:"varint,11,opt,name=blocked_us,json=blockedUs,proto3" json:"blocked_us,omitempty"` // the part of that in which only the last rank was missing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1707,6 +1733,20 @@ func (x *Round) GetLast() []*Last {
 		return x.Last
 	}
 	return nil
+}
+
+func (x *Round) GetHeldUs() uint64 {
+	if x != nil {
+		return x.HeldUs
+	}
+	return 0
+}
+
+func (x *Round) GetBlockedUs() uint64 {
+	if x != nil {
+		return x.BlockedUs
+	}
+	return 0
 }
 
 type Last struct {
@@ -3991,7 +4031,8 @@ func (*RemoveReply) Descriptor() ([]byte, []int) {
 
 type StatsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
+	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`         // 0 = all jobs
+	Measure       bool                   `protobuf:"varint,2,opt,name=measure,proto3" json:"measure,omitempty"` // have the kernel measure the program's running time now and then; it costs packets some time meanwhile
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4033,10 +4074,25 @@ func (x *StatsRequest) GetJob() uint32 {
 	return 0
 }
 
+func (x *StatsRequest) GetMeasure() bool {
+	if x != nil {
+		return x.Measure
+	}
+	return false
+}
+
 type StatsReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Reasons       map[string]uint64      `protobuf:"bytes,1,rep,name=reasons,proto3" json:"reasons,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // packets by reason code name
-	Ranks         []*RankStats           `protobuf:"bytes,2,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Reasons   map[string]uint64      `protobuf:"bytes,1,rep,name=reasons,proto3" json:"reasons,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // packets by reason code name
+	Ranks     []*RankStats           `protobuf:"bytes,2,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	Instance  uint64                 `protobuf:"varint,3,opt,name=instance,proto3" json:"instance,omitempty"` // as in ServerInfo
+	Slots     uint32                 `protobuf:"varint,4,opt,name=slots,proto3" json:"slots,omitempty"`
+	SlotsFree uint32                 `protobuf:"varint,5,opt,name=slots_free,json=slotsFree,proto3" json:"slots_free,omitempty"`
+	// How long the program has run while that was measured, and how long it was measured, since the agent began; 0 where
+	// nobody has asked for it, or nothing can measure it.
+	RunFrames     uint64 `protobuf:"varint,6,opt,name=run_frames,json=runFrames,proto3" json:"run_frames,omitempty"`
+	RunNs         uint64 `protobuf:"varint,7,opt,name=run_ns,json=runNs,proto3" json:"run_ns,omitempty"`
+	WatchedNs     uint64 `protobuf:"varint,8,opt,name=watched_ns,json=watchedNs,proto3" json:"watched_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4085,7 +4141,49 @@ func (x *StatsReply) GetRanks() []*RankStats {
 	return nil
 }
 
-// RankStats is what a server saw of one rank: the lag of its contributions behind the chunk's first arrival.
+func (x *StatsReply) GetInstance() uint64 {
+	if x != nil {
+		return x.Instance
+	}
+	return 0
+}
+
+func (x *StatsReply) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
+}
+
+func (x *StatsReply) GetSlotsFree() uint32 {
+	if x != nil {
+		return x.SlotsFree
+	}
+	return 0
+}
+
+func (x *StatsReply) GetRunFrames() uint64 {
+	if x != nil {
+		return x.RunFrames
+	}
+	return 0
+}
+
+func (x *StatsReply) GetRunNs() uint64 {
+	if x != nil {
+		return x.RunNs
+	}
+	return 0
+}
+
+func (x *StatsReply) GetWatchedNs() uint64 {
+	if x != nil {
+		return x.WatchedNs
+	}
+	return 0
+}
+
+// RankStats is what a server saw of one rank: the lag of its GRADs behind the chunk's first arrival.
 type RankStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -4094,6 +4192,7 @@ type RankStats struct {
 	LagSumUs      uint64                 `protobuf:"varint,4,opt,name=lag_sum_us,json=lagSumUs,proto3" json:"lag_sum_us,omitempty"`
 	LagMaxUs      uint64                 `protobuf:"varint,5,opt,name=lag_max_us,json=lagMaxUs,proto3" json:"lag_max_us,omitempty"`
 	LagLog2       []uint64               `protobuf:"varint,6,rep,packed,name=lag_log2,json=lagLog2,proto3" json:"lag_log2,omitempty"` // [i] counts lags of [2^i, 2^(i+1)) us; [0] also 0
+	Partials      uint64                 `protobuf:"varint,7,opt,name=partials,proto3" json:"partials,omitempty"`                     // summed PARTIALs, whose last contributor at the switch was this rank
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4170,6 +4269,13 @@ func (x *RankStats) GetLagLog2() []uint64 {
 	return nil
 }
 
+func (x *RankStats) GetPartials() uint64 {
+	if x != nil {
+		return x.Partials
+	}
+	return 0
+}
+
 var File_xagg_proto protoreflect.FileDescriptor
 
 const file_xagg_proto_rawDesc = "" +
@@ -4231,7 +4337,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\x06quorum\x18\x06 \x01(\rR\x06quorum\x12\x1c\n" +
 	"\await_us\x18\a \x01(\rH\x00R\x06waitUs\x88\x01\x01B\n" +
 	"\n" +
-	"\b_wait_us\"\xe6\x01\n" +
+	"\b_wait_us\"\xfe\x01\n" +
 	"\x10CreateJobRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ranks\x18\x02 \x01(\rR\x05ranks\x12\x1b\n" +
@@ -4239,7 +4345,8 @@ const file_xagg_proto_rawDesc = "" +
 	"\x06policy\x18\x04 \x01(\v2\x0f.xagg.v1.PolicyR\x06policy\x126\n" +
 	"\vconsistency\x18\x05 \x01(\v2\x14.xagg.v1.ConsistencyR\vconsistency\x12\x14\n" +
 	"\x05depth\x18\x06 \x01(\rR\x05depth\x12\x14\n" +
-	"\x05adapt\x18\a \x01(\tR\x05adapt\"6\n" +
+	"\x05adapt\x18\a \x01(\tR\x05adapt\x12\x16\n" +
+	"\x06weight\x18\b \x01(\rR\x06weight\"6\n" +
 	"\fAdaptRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x14\n" +
 	"\x05adapt\x18\x02 \x01(\tR\x05adapt\"\"\n" +
@@ -4261,7 +4368,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\x06quorum\x18\x02 \x01(\rR\x06quorum\x12\x17\n" +
 	"\await_us\x18\x03 \x01(\rR\x06waitUs\x12\x1c\n" +
 	"\tstaleness\x18\x04 \x01(\rR\tstaleness\x12\x16\n" +
-	"\x06rounds\x18\x05 \x01(\rR\x06rounds\"\xb3\x04\n" +
+	"\x06rounds\x18\x05 \x01(\rR\x06rounds\"\xec\x04\n" +
 	"\x03Job\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x14\n" +
@@ -4283,7 +4390,10 @@ const file_xagg_proto_rawDesc = "" +
 	"\brecovery\x18\x12 \x01(\tR\brecovery\x12\x18\n" +
 	"\aawaited\x18\x13 \x01(\x04R\aawaited\x12\x16\n" +
 	"\x06quorum\x18\x15 \x01(\rR\x06quorum\x12\x17\n" +
-	"\await_us\x18\x16 \x01(\rR\x06waitUs\x12\x12\n" +
+	"\await_us\x18\x16 \x01(\rR\x06waitUs\x12\x16\n" +
+	"\x06weight\x18\x17 \x01(\rR\x06weight\x12\x1f\n" +
+	"\vquota_slots\x18\x18 \x01(\rR\n" +
+	"quotaSlots\x12\x12\n" +
 	"\x04note\x18\x14 \x01(\tR\x04note\x12'\n" +
 	"\x06change\x18\x0e \x01(\v2\x0f.xagg.v1.ChangeR\x06change\"\xd8\x01\n" +
 	"\x06Change\x12\x14\n" +
@@ -4307,7 +4417,7 @@ const file_xagg_proto_rawDesc = "" +
 	"\x02id\x18\x03 \x01(\rR\x02id\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12-\n" +
 	"\bprogress\x18\x05 \x01(\v2\x11.xagg.v1.ProgressR\bprogress\x12&\n" +
-	"\x06rounds\x18\x06 \x03(\v2\x0e.xagg.v1.RoundR\x06rounds\"\xf0\x01\n" +
+	"\x06rounds\x18\x06 \x03(\v2\x0e.xagg.v1.RoundR\x06rounds\"\xa8\x02\n" +
 	"\x05Round\x12\x14\n" +
 	"\x05round\x18\x01 \x01(\rR\x05round\x12\x1d\n" +
 	"\n" +
@@ -4318,7 +4428,11 @@ const file_xagg_proto_rawDesc = "" +
 	"\apackets\x18\x06 \x01(\x04R\apackets\x12\x18\n" +
 	"\aresends\x18\a \x01(\x04R\aresends\x12\x16\n" +
 	"\x06behind\x18\b \x01(\rR\x06behind\x12!\n" +
-	"\x04last\x18\t \x03(\v2\r.xagg.v1.LastR\x04last\"Q\n" +
+	"\x04last\x18\t \x03(\v2\r.xagg.v1.LastR\x04last\x12\x17\n" +
+	"\aheld_us\x18\n" +
+	" \x01(\x04R\x06heldUs\x12\x1d\n" +
+	"\n" +
+	"blocked_us\x18\v \x01(\x04R\tblockedUs\"Q\n" +
 	"\x04Last\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x16\n" +
 	"\x06chunks\x18\x02 \x01(\rR\x06chunks\x12\x1d\n" +
@@ -4508,16 +4622,26 @@ const file_xagg_proto_rawDesc = "" +
 	"\rRemoveRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\"\r\n" +
-	"\vRemoveReply\" \n" +
+	"\vRemoveReply\":\n" +
 	"\fStatsRequest\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\rR\x03job\"\xae\x01\n" +
+	"\x03job\x18\x01 \x01(\rR\x03job\x12\x18\n" +
+	"\ameasure\x18\x02 \x01(\bR\ameasure\"\xd4\x02\n" +
 	"\n" +
 	"StatsReply\x12:\n" +
 	"\areasons\x18\x01 \x03(\v2 .xagg.v1.StatsReply.ReasonsEntryR\areasons\x12(\n" +
-	"\x05ranks\x18\x02 \x03(\v2\x12.xagg.v1.RankStatsR\x05ranks\x1a:\n" +
+	"\x05ranks\x18\x02 \x03(\v2\x12.xagg.v1.RankStatsR\x05ranks\x12\x1a\n" +
+	"\binstance\x18\x03 \x01(\x04R\binstance\x12\x14\n" +
+	"\x05slots\x18\x04 \x01(\rR\x05slots\x12\x1d\n" +
+	"\n" +
+	"slots_free\x18\x05 \x01(\rR\tslotsFree\x12\x1d\n" +
+	"\n" +
+	"run_frames\x18\x06 \x01(\x04R\trunFrames\x12\x15\n" +
+	"\x06run_ns\x18\a \x01(\x04R\x05runNs\x12\x1d\n" +
+	"\n" +
+	"watched_ns\x18\b \x01(\x04R\twatchedNs\x1a:\n" +
 	"\fReasonsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xa2\x01\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xbe\x01\n" +
 	"\tRankStats\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x18\n" +
@@ -4526,7 +4650,8 @@ const file_xagg_proto_rawDesc = "" +
 	"lag_sum_us\x18\x04 \x01(\x04R\blagSumUs\x12\x1c\n" +
 	"\n" +
 	"lag_max_us\x18\x05 \x01(\x04R\blagMaxUs\x12\x19\n" +
-	"\blag_log2\x18\x06 \x03(\x04R\alagLog22\x98\x06\n" +
+	"\blag_log2\x18\x06 \x03(\x04R\alagLog2\x12\x1a\n" +
+	"\bpartials\x18\a \x01(\x04R\bpartials2\x98\x06\n" +
 	"\n" +
 	"Controller\x126\n" +
 	"\x06Status\x12\x16.xagg.v1.StatusRequest\x1a\x14.xagg.v1.StatusReply\x124\n" +

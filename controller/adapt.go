@@ -83,17 +83,21 @@ func (c *Controller) note(j *job) string {
 	return note
 }
 
-// adaptable checks how the plan of a job that is there, with a cohort, is to follow what is measured. Errors are of type
-// [*policy.FieldError].
-func (j JobSpec) adaptable(cohort uint64) error {
-	if err := j.validateAdapt(); err != nil {
-		return err
+// adaptable checks how the plan of a job that is there is to follow what is measured from a plan on, as spec says, and returns the
+// servers that have memory for what may come. Errors are those of deal.
+func (in *intent) adaptable(j *job, spec JobSpec, from policy.Plan) (homes []string, err error) {
+	if err := spec.validateAdapt(); err != nil {
+		return nil, err
 	}
-	if j.Adapt != nil && cohort == 0 && j.Consistency.Mode != ModeQuorum {
-		return fieldf("adapt", "servers sum all ranks of the job, which leaves nothing to move; first steer it to mode %q or %q",
+	if spec.Adapt != nil && from.Cohort == 0 && spec.Consistency.Mode != ModeQuorum {
+		return nil, fieldf("adapt", "servers sum all ranks of the job, which leaves nothing to move; first steer it to mode %q or %q",
 			policy.ModeSwitch, policy.ModeHybrid)
 	}
-	return nil
+	if spec.Adapt == nil || len(from.Servers) > 0 {
+		return from.Servers, nil
+	}
+	placed, err := in.deal(spec, policy.Static{Mode: policy.ModeSwitch}, j)
+	return placed.Homes, err
 }
 
 // adapts returns what has the plan of a running job follow what is measured, or nil. c.mu is held.
@@ -159,6 +163,7 @@ func (c *Controller) measured(ctx context.Context, j *job, meet *rendezvous, ran
 		round := telemetry.Round{
 			Number: r.GetRound(), Compute: clipped(r.GetComputeUs()), Comm: clipped(r.GetCommUs()),
 			Chunks: int(r.GetChunks()), Late: int(r.GetLate()), Packets: r.GetPackets(), Resends: r.GetResends(), Behind: int(r.GetBehind()),
+			Held: clipped(r.GetHeldUs()), Blocked: clipped(r.GetBlockedUs()),
 		}
 		for _, l := range r.GetLast() {
 			round.Last = append(round.Last, telemetry.Last{
@@ -191,6 +196,7 @@ func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.
 	s := &a.snapshot
 	c.observe(j, s)
 	a.window.Fill(s, now, float64(j.spec.MaxElems)*4)
+	c.devices.fill(s, now, j.id)
 	for i := range s.Ranks {
 		s.Ranks[i].Steered = j.decision.Steered>>i&1 != 0
 	}
@@ -235,10 +241,7 @@ func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.
 func (j *job) decided(d *adapt.Decision) (rule policy.Static, same bool) {
 	next := d.Apply(j.decision.Plan)
 	same = next.Equal(j.decision.Plan)
-	next.Servers = nil
-	if j.spec.Policy != nil {
-		next.Servers = j.spec.Policy.Servers
-	}
+	next.Servers = j.homes
 	return next.Rule(), same
 }
 
@@ -260,27 +263,8 @@ func (c *Controller) observe(j *job, s *telemetry.Snapshot) {
 	}
 	s.Servers = c.links.servers(s.Servers[:0])
 	for i := range s.Servers {
-		s.Servers[i].MemoryFree = c.memoryFree(s.Servers[i].Name)
+		s.Servers[i].MemoryFree = c.intent.memoryFree(s.Servers[i].Name)
 	}
-}
-
-// memoryFree returns the share of a server's memory that no plan has leased; 0 where it is not known how much it has.
-func (c *Controller) memoryFree(server string) float64 {
-	slots := c.links.slotsOf(server)
-	if slots == 0 {
-		return 0
-	}
-	leased := uint64(0)
-	for _, j := range c.intent.jobs {
-		for _, p := range j.plans() {
-			for _, name := range p.decision.Servers {
-				if name == server {
-					leased += uint64(j.rounds()) * uint64(j.chunks())
-				}
-			}
-		}
-	}
-	return max(0, 1-float64(leased)/float64(slots))
 }
 
 // servers returns what is known of the servers, in their order.
@@ -291,13 +275,6 @@ func (l *links) servers(list []telemetry.Server) []telemetry.Server {
 		list = append(list, telemetry.Server{Name: name, Ready: l.agents[name].ready})
 	}
 	return list
-}
-
-// slotsOf returns the number of slots that a server said it has.
-func (l *links) slotsOf(name string) uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return uint64(l.agents[name].info.GetSlots())
 }
 
 // adaptOf reads a policy of a request; nil = none.
@@ -327,11 +304,13 @@ func (s *service) Adapt(_ context.Context, req *api.AdaptRequest) (*api.Job, err
 	}
 	spec := j.spec
 	spec.Adapt = a
-	if err := spec.adaptable(j.last().decision.Cohort); err != nil {
+	homes, err := c.intent.adaptable(j, spec, j.last().decision.Plan)
+	if err != nil {
 		c.mu.Unlock()
 		return nil, apiError(err)
 	}
 	j.spec = spec
+	j.homes = homes
 	if old := c.adaptations[spec.Name]; old != nil {
 		old.id = 0 // is made anew
 	}
@@ -384,7 +363,7 @@ func (s *service) Record(req *api.RecordRequest, stream grpc.ServerStreamingServ
 	if a == nil {
 		c.mu.Unlock()
 		return status.Errorf(codes.FailedPrecondition, "the plan of job %q follows nothing that is measured; give it a policy: "+
-			"'xagg job adapt %[1]s --policy outlier', with dry_run to record only", j.spec.Name)
+			"'xagg job adapt %[1]s --policy cost-model', with dry_run to record only", j.spec.Name)
 	}
 	r := &reader{lines: make(chan []byte, recordBuffer)}
 	r.lines <- bytes.TrimSuffix(a.header(j), []byte("\n"))

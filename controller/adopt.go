@@ -195,6 +195,9 @@ func (c *Controller) takeAgent(ctx context.Context, s Server, client api.AgentCl
 	}
 	c.applying.Lock()
 	defer c.applying.Unlock()
+	c.mu.Lock()
+	c.intent.serverSlots[s.Name] = uint64(info.GetSlots())
+	c.mu.Unlock()
 	link := c.links.agents[s.Name]
 	reading, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()

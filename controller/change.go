@@ -87,8 +87,8 @@ func (j *job) rest(rule policy.Static) policy.Static {
 }
 
 // replan decides the next plan of a job of which so many ranks are there. It has the pool that the job has leased, and what the
-// rule leaves open as the job's plan has it. same is true when it is the one that the job has. Errors: [*policy.FieldError] and
-// *changeError.
+// rule leaves open as the job's plan has it; where it names no servers, those that have room. same is true when it is the one that
+// the job has. Errors: [*policy.FieldError], *changeError and [*place.ShortError].
 func (in *intent) replan(j *job, rule policy.Static, there int) (d policy.Decision, same bool, err error) {
 	if j.recovering != recoverNot {
 		return d, false, &changeError{fmt.Sprintf("it recovers from a loss; wait until that is done: see 'xagg job show %s'", j.spec.Name)}
@@ -103,13 +103,19 @@ func (in *intent) replan(j *job, rule policy.Static, there int) (d policy.Decisi
 	return d, d.Plan.Equal(j.decision.Plan) && j.newPlan(j.epoch, d, there).quorum == j.quorum, nil
 }
 
-// decide is the part of replan that does not look at what the job is doing. Errors are of type [*policy.FieldError].
-func (in *intent) decide(j *job, rule policy.Static) (policy.Decision, error) {
-	d, err := j.rest(rule).Decide(policy.Input{
+// decide is the part of replan that does not look at what the job is doing. Errors are those of deal.
+func (in *intent) decide(j *job, rule policy.Static) (d policy.Decision, err error) {
+	rule = j.rest(rule)
+	if len(rule.Servers) == 0 {
+		placed, err := in.deal(j.spec, rule, j)
+		if err != nil {
+			return d, err
+		}
+		d = placed.Decision
+	} else if d, err = rule.Decide(policy.Input{
 		Job: j.spec.Name, Ranks: j.spec.Ranks, Servers: in.serverNames(), Pool: j.decision.Pool,
 		Quorum: j.spec.Consistency.Quorum, Wait: j.spec.Consistency.Wait,
-	})
-	if err != nil {
+	}); err != nil {
 		return d, err
 	}
 	return d, j.spec.Consistency.allows(d.Plan)

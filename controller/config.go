@@ -13,6 +13,7 @@ import (
 	"xagg/internal/strictyaml"
 	"xagg/policy"
 	"xagg/policy/adapt"
+	"xagg/xdp"
 )
 
 // Example is a complete configuration file with comments.
@@ -36,6 +37,9 @@ type Config struct {
 	Servers []Server      `yaml:"servers"` // aggregation servers
 	Policy  policy.Static `yaml:"policy"`  // for jobs that come without one
 	Jobs    []JobSpec     `yaml:"jobs"`    // created at start
+	// Reserve is the share of the switch's slots, and of each server's memory, that is kept for jobs to come: at least 0 and
+	// below 1.
+	Reserve float64 `yaml:"reserve"`
 	// State is the file that keeps what a restarted controller has to know; see docs/hosts.md. Empty, or NoState: nothing is
 	// kept, and a restarted controller begins from nothing.
 	State string `yaml:"state"`
@@ -70,6 +74,8 @@ type Server struct {
 	IP    netip.Addr `yaml:"ip"`
 	MAC   MAC        `yaml:"mac"`
 	Port  uint16     `yaml:"port"` // switch port, 1..510
+	// Memory is how much its agent has, for jobs that are placed before it has said so itself; 0 = not known.
+	Memory xdp.Size `yaml:"memory"`
 }
 
 // JobSpec asks for a job.
@@ -84,6 +90,8 @@ type JobSpec struct {
 	Depth int `yaml:"depth"`
 	// Adapt has the plan follow what is measured: ranks begin where Policy has them and move from there. nil = they stay.
 	Adapt *adapt.Config `yaml:"adapt,omitempty"`
+	// Weight is the job's share of switch slots beside other jobs, 1..MaxWeight; 0 = 1.
+	Weight int `yaml:"weight"`
 }
 
 // MAC is an Ethernet address, as comparable data.
@@ -111,7 +119,7 @@ func DefaultConfig() Config {
 	return Config{
 		Listen: DefaultListen,
 		Switch: Switch{Name: "s1", Address: "127.0.0.1:9559", CPUPort: MaxPort},
-		Policy: policy.Static{Rule: policy.RuleStatic, Mode: policy.ModeSwitch},
+		Policy: policy.Static{Rule: policy.RuleStatic, Mode: policy.ModeSwitch}, Reserve: DefaultReserve,
 	}
 }
 
@@ -128,7 +136,7 @@ func Load(path string) (Config, error) {
 // wrong type and a wrong value are errors that begin with name, line and column.
 func Parse(name string, src []byte) (Config, error) {
 	cfg := DefaultConfig()
-	if err := strictyaml.Decode(name, src, &cfg, strictyaml.Text[netip.Addr](), strictyaml.Text[MAC](), strictyaml.Durations()); err != nil {
+	if err := strictyaml.Decode(name, src, &cfg, strictyaml.Text[netip.Addr](), strictyaml.Text[MAC](), strictyaml.Text[xdp.Size](), strictyaml.Durations()); err != nil {
 		return Config{}, err
 	}
 	if err := cfg.Validate(); err != nil {
@@ -156,6 +164,9 @@ func (c *Config) Validate() error {
 	}
 	if err := c.validatePolicy(c.Policy); err != nil {
 		return under("policy", err)
+	}
+	if !(c.Reserve >= 0 && c.Reserve < 1) {
+		return fieldf("reserve", "%v is not a share of at least 0 and below 1", c.Reserve)
 	}
 	names := make(map[string]string)
 	for i, job := range c.Jobs {
@@ -258,6 +269,9 @@ func (c *Config) validateLinks() error {
 		if err := endpoint.Check(s.Agent); err != nil {
 			return field(at+".agent", err)
 		}
+		if _, err := s.Memory.Slots(); err != nil && s.Memory != 0 {
+			return field(at+".memory", err)
+		}
 	}
 	return nil
 }
@@ -272,6 +286,9 @@ func (j JobSpec) Validate() error {
 	}
 	if j.MaxElems < 1 {
 		return fieldf("max_elems", "is missing; it is the number of lanes of the largest vector")
+	}
+	if j.Weight < 0 || j.Weight > MaxWeight {
+		return fieldf("weight", "%d is outside 1..%d", j.Weight, MaxWeight)
 	}
 	if j.Policy != nil {
 		if err := j.Policy.Validate(); err != nil {

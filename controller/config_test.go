@@ -31,13 +31,14 @@ func TestGoodConfig(t *testing.T) {
 			{"w1", netip.MustParseAddr("10.77.0.2"), MAC{2, 0x78, 0x61, 0, 0, 2}, 2},
 			{"w2", netip.MustParseAddr("10.77.0.3"), MAC{2, 0x78, 0x61, 0, 0, 3}, 3},
 		},
-		Servers: []Server{{"s0", "10.9.0.2:19861", netip.MustParseAddr("10.77.1.1"), MAC{2, 0x78, 0x61, 0, 1, 1}, 65}},
+		Servers: []Server{{"s0", "10.9.0.2:19861", netip.MustParseAddr("10.77.1.1"), MAC{2, 0x78, 0x61, 0, 1, 1}, 65, 4 << 30}},
 		Policy:  policy.Static{Rule: "static", Mode: policy.ModeHybrid, Steer: []int{2}, Servers: []string{"s0"}, Pool: 16},
 		Jobs: []JobSpec{
-			{Name: "train", Ranks: 3, MaxElems: 1000000},
+			{Name: "train", Ranks: 3, MaxElems: 1000000, Weight: 3},
 			{Name: "eval", Ranks: 2, MaxElems: 256, Policy: &policy.Static{Mode: policy.ModeServer}, Depth: 4,
 				Consistency: Consistency{Mode: ModeQuorum, Quorum: 2, Wait: 10 * time.Millisecond, Rounds: 16}},
 		},
+		Reserve: 0.5,
 	}
 	for name, want := range map[string]Config{"least": least, "full": full} {
 		got, err := Load("testdata/" + name + ".good.yaml")

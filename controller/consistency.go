@@ -146,9 +146,9 @@ func consistencyOf(c *api.Consistency) Consistency {
 	}
 }
 
-// complete returns the job with the defaults of its depth and consistency filled in.
+// complete returns the job with the defaults of its weight, its depth and its consistency filled in.
 func (j JobSpec) complete() JobSpec {
-	j.Depth = max(j.Depth, 1)
+	j.Depth, j.Weight = max(j.Depth, 1), j.weight()
 	j.Consistency = j.Consistency.complete(j.Depth)
 	return j
 }

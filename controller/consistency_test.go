@@ -14,6 +14,7 @@ import (
 	"xagg/api"
 	"xagg/controller/p4rt"
 	"xagg/policy"
+	"xagg/policy/adapt"
 )
 
 func TestConsistencyIsChecked(t *testing.T) {
@@ -70,6 +71,35 @@ func TestConsistencyIsChecked(t *testing.T) {
 		}
 		if err != nil && policy.FieldOf(err) == "" {
 			t.Errorf("%v names no field", err)
+		}
+	}
+}
+
+// TestAdaptFromServers: where servers sum all ranks, a policy has a quorum job to change, and nothing in a sync job.
+func TestAdaptFromServers(t *testing.T) {
+	r := newRoom(t, testConfig(), nil)
+	r.ready()
+	follow := adapt.DefaultConfig()
+	create := func(name string, c *api.Consistency, follow string) error {
+		_, err := r.client.CreateJob(r.context(), &api.CreateJobRequest{
+			Name: name, Ranks: 4, MaxElems: 10, Policy: &api.Policy{Mode: "server", Pool: 16}, Consistency: c, Adapt: follow,
+		})
+		return err
+	}
+	quorum := &api.Consistency{Mode: "quorum", Quorum: 2}
+	if err := create("quorum", quorum, follow.YAML()); err != nil {
+		t.Error(err)
+	}
+	if err := create("sync", nil, follow.YAML()); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "leaves nothing to move") {
+		t.Errorf("sync: %v", err)
+	}
+	for name, c := range map[string]*api.Consistency{"later quorum": quorum, "later sync": nil} {
+		if err := create(name, c, ""); err != nil {
+			t.Fatal(err)
+		}
+		_, err := r.client.Adapt(r.context(), &api.AdaptRequest{Job: name, Adapt: follow.YAML()})
+		if refused := status.Code(err) == codes.InvalidArgument; refused != (c == nil) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
@@ -159,8 +189,9 @@ func TestSteerKeepsConsistency(t *testing.T) {
 		}
 		return job
 	}
-	before := create("quorum", &api.Consistency{Mode: "quorum", Quorum: 1})
+	create("quorum", &api.Consistency{Mode: "quorum", Quorum: 1})
 	create("async", &api.Consistency{Mode: "async"})
+	before := r.job("quorum")
 	refused := func(job string, p *api.Policy, code codes.Code, want string) {
 		t.Helper()
 		_, err := r.client.Steer(r.context(), &api.SteerRequest{Job: job, Policy: p})

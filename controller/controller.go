@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -71,6 +70,7 @@ type Controller struct {
 	have     map[uint16]objects // installed, by owner: an incarnation's job id, or baseOwner
 
 	links         links
+	devices       devices
 	questions     atomic.Uint32 // asked of slots
 	looking       chan struct{} // held by whoever looks at a job
 	changes       prometheus.Histogram
@@ -121,34 +121,15 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 	c.earlier = c.recoveries
 	c.reloaded.success = time.Now()
 	c.base = desiredBase(&c.cfg)
-	c.intent = intent{
-		cfg:   &c.cfg,
-		slots: slots,
-		sizes: program.TableSizes(),
-		// Job ids go on from where an earlier controller of this switch is unlikely to have been lately: its packets
-		// may still be under way.
-		nextID:     uint16(rand.N(1 << 16)),
-		firstEpoch: func() uint16 { return uint16(1 + rand.N(1<<16-1)) },
-		jobs:       make(map[string]*job),
-	}
+	c.intent = freshIntent(&c.cfg, slots, program.TableSizes())
 	for _, opt := range opts {
 		opt(c)
 	}
 	if err := c.load(); err != nil {
 		return nil, err
 	}
-	for i, spec := range c.cfg.Jobs {
-		if c.keeps(spec) {
-			continue
-		}
-		j, err := c.intent.create(spec)
-		if err != nil {
-			return nil, fmt.Errorf("plan job %q: %w", spec.Name, under(fmt.Sprintf("jobs[%d]", i), err))
-		}
-		c.meets[spec.Name] = newRendezvous(j)
-		if len(j.decision.Servers) > 0 {
-			c.errs[spec.Name] = errNotInstalled
-		}
+	if err := c.createConfigured(); err != nil {
+		return nil, err
 	}
 	for _, j := range c.intent.sorted() {
 		if note := c.intent.deviates(j); note != "" {
@@ -156,7 +137,30 @@ func New(cfg Config, opts ...Option) (*Controller, error) {
 		}
 	}
 	c.links.init(&c.cfg)
+	c.devices.init(&c.cfg)
 	return c, nil
+}
+
+// createConfigured creates the configured jobs that are not there yet, together.
+func (c *Controller) createConfigured() error {
+	var specs []JobSpec
+	var indexes []int
+	for i, spec := range c.cfg.Jobs {
+		if !c.keeps(spec) {
+			specs, indexes = append(specs, spec), append(indexes, i)
+		}
+	}
+	jobs, _, err := c.intent.createAll(specs)
+	if err != nil {
+		return plansError(indexes, err)
+	}
+	for _, j := range jobs {
+		c.meets[j.spec.Name] = newRendezvous(j)
+		if len(j.decision.Servers) > 0 {
+			c.errs[j.spec.Name] = errNotInstalled
+		}
+	}
+	return nil
 }
 
 // keeps reports whether a configured job is there already, with what an earlier controller has kept. One that the
@@ -202,6 +206,7 @@ func (c *Controller) Run(ctx context.Context, lis net.Listener) error {
 	for _, s := range c.cfg.Servers {
 		c.running.Go(func() { c.keepAgent(run, s) })
 	}
+	c.running.Go(func() { c.watchDevices(run) })
 	c.resume(run)
 	served := make(chan error, 1)
 	c.log.Info("serving", "address", lis.Addr().String(), "switch", c.cfg.Switch.Name)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 
 	"xagg/controller/p4rt"
@@ -17,10 +18,11 @@ const floodGroup = 1
 // intent is everything that is wanted: the configuration and the jobs. It is the only truth about the switch and the
 // servers. It knows no clock and no device; its methods change it or refuse, and never half of either.
 type intent struct {
-	cfg    *Config
-	slots  int // of the switch
-	sizes  map[string]int
-	nextID uint16 // the id that the next job gets unless a live job has it
+	cfg         *Config
+	slots       int // of the switch
+	sizes       map[string]int
+	serverSlots map[string]uint64 // of the servers whose agents have said it
+	nextID      uint16            // the id that the next job gets unless a live job has it
 	// firstEpoch draws the epoch of an incarnation's first plan, 1..65535. Slots of the switch and of the servers keep
 	// what an earlier controller's jobs left there, which must not be taken for the answers of a job of this one: a slot
 	// of the same job id and epoch would be. Ids alone are too few to be unlikely.
@@ -36,10 +38,23 @@ type job struct {
 	plan                     // the one that rounds run under, or the newer one once nobody needs the older
 	change     *change       // nil = the plan does not change
 	recovering recoveringState
+	homes      []string // servers that have memory for it: of its plan, or of plans to come
 	lease      span     // of switch slots, policy.SlotsPerPool * pool of them, for both halves
 	rids       span     // egress_rid of rank r is rids.base + r
 	groups     span     // multicast groups: all ranks, then the cohort of each half
 	members    []member // by rank; nil until all ranks have joined
+}
+
+// freshIntent returns an intent without jobs, for a switch with so many slots and entries of its tables.
+func freshIntent(cfg *Config, slots int, sizes map[string]int) intent {
+	return intent{
+		cfg: cfg, slots: slots, sizes: sizes, serverSlots: make(map[string]uint64),
+		// Job ids go on from where an earlier controller of this switch is unlikely to have been lately: its packets
+		// may still be under way.
+		nextID:     uint16(rand.N(1 << 16)),
+		firstEpoch: func() uint16 { return uint16(1 + rand.N(1<<16-1)) },
+		jobs:       make(map[string]*job),
+	}
 }
 
 // recoveringState is how far a recovery of a job is, for what is installed.
@@ -192,56 +207,42 @@ func (e *exhaustedError) Error() string {
 	return fmt.Sprintf("%d %s are needed and %d are free; %s", e.need, e.what, e.free, e.hint)
 }
 
-// create plans a job and reserves what it needs of the switch. Errors: [*policy.FieldError], [*policy.SlotsError],
-// *existsError and *exhaustedError.
-func (in *intent) create(spec JobSpec) (*job, error) {
-	if err := spec.Validate(); err != nil {
-		return nil, err
-	}
-	spec = spec.complete()
-	if _, taken := in.jobs[spec.Name]; taken {
-		return nil, &existsError{spec.Name}
-	}
+// mayCreate checks a job that is to be created, and returns the rule that decides its plan.
+func (in *intent) mayCreate(spec JobSpec) (policy.Static, error) {
 	rule := in.ruleOf(spec)
+	if err := spec.Validate(); err != nil {
+		return rule, err
+	}
+	if _, taken := in.jobs[spec.Name]; taken {
+		return rule, &existsError{spec.Name}
+	}
 	if spec.Adapt != nil && rule.Mode == policy.ModeServer && spec.Consistency.Mode != ModeQuorum {
-		return nil, fieldf("policy.mode", "mode %q leaves nothing to move; begin with mode %q or %q, or leave out adapt", policy.ModeServer,
+		return rule, fieldf("policy.mode", "mode %q leaves nothing to move; begin with mode %q or %q, or leave out adapt", policy.ModeServer,
 			policy.ModeSwitch, policy.ModeHybrid)
 	}
-	first := rule
-	if spec.Adapt != nil && first.Pool == 0 { // it has to do for every plan that may come
-		first.Pool = policy.SteerablePool(spec.Ranks)
+	return rule, nil
+}
+
+// admit takes a job with its plan and its slots, and reserves what else it needs of the switch. Errors: [*policy.FieldError]
+// and *exhaustedError.
+func (in *intent) admit(j *job) error {
+	if err := j.spec.Consistency.allows(j.decision.Plan); err != nil {
+		return err
 	}
-	free := in.slotsFree()
-	decision, err := first.Decide(policy.Input{
-		Job: spec.Name, Ranks: spec.Ranks, Servers: in.serverNames(), Slots: free, Quorum: spec.Consistency.Quorum, Wait: spec.Consistency.Wait,
-	})
-	if err != nil {
-		return nil, err
-	}
-	if err := spec.Consistency.allows(decision.Plan); err != nil {
-		return nil, err
-	}
-	j := &job{spec: spec, rule: rule}
-	j.plan = j.newPlan(in.firstEpoch(), decision, spec.Ranks)
 	var ok bool
-	if j.lease, ok = firstFit(in.taken(func(j *job) span { return j.lease }), 0, in.slots,
-		policy.SlotsPerPool*decision.Pool); !ok {
-		return nil, &exhaustedError{"slots in a row", j.lease.size, free,
-			"those are scattered: choose a smaller pool or remove a job"}
-	}
 	// Instance 0 is the flood group's.
-	if j.rids, ok = firstFit(in.taken(func(j *job) span { return j.rids }), 1, 1<<16, spec.Ranks); !ok {
-		return nil, &exhaustedError{"replica numbers in a row", spec.Ranks, 0, "remove a job"}
+	if j.rids, ok = firstFit(in.taken(func(j *job) span { return j.rids }), 1, 1<<16, j.spec.Ranks); !ok {
+		return &exhaustedError{"replica numbers in a row", j.spec.Ranks, 0, "remove a job"}
 	}
 	if j.groups, ok = firstFit(in.taken(func(j *job) span { return j.groups }), floodGroup+1, p4rt.MaxGroup+1, groupsPerJob); !ok {
-		return nil, &exhaustedError{"multicast groups in a row", groupsPerJob, 0, "remove a job"}
+		return &exhaustedError{"multicast groups in a row", groupsPerJob, 0, "remove a job"}
 	}
 	if err := in.checkTables(j); err != nil {
-		return nil, err
+		return err
 	}
 	j.id = in.freshID()
-	in.jobs[spec.Name] = j
-	return j, nil
+	in.jobs[j.spec.Name] = j
+	return nil
 }
 
 // ruleOf returns the rule that the configuration has for a job: its own, or the one for all. It is complete.

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"xagg/api"
-	"xagg/controller/p4rt"
+	"xagg/policy/telemetry"
 )
 
 // lookTimeout bounds an answer of one device.
@@ -246,31 +246,25 @@ func (c *Controller) readSwitch(ctx context.Context, t *target, indexes []slotIn
 				continue
 			}
 			seen = append(seen, sight{
-				at: atSwitch, slot: i, epoch: h.Epoch, place: place{h.Round, h.Chunk}, have: h.Contributors,
+				at: atSwitch, slot: i, epoch: h.Epoch, place: spot{h.Round, h.Chunk}, have: h.Contributors,
 				closed: h.Reason != 0 || h.Contributors == p.cohort, age: microseconds(uint64(h.SpreadUs)),
 			})
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	traffic, err := session.DirectCounter(ctx, tableMember)
+	read, err := session.Counts(ctx, nil, []string{tableMember})
 	if err != nil {
 		return nil, nil, err
 	}
+	traffic := members(read)
 	counts := make([]uint64, t.ranks)
 	for rank := range counts {
 		for _, p := range t.plans {
-			counts[rank] += traffic[memberKey(t.id, p.epoch, rank)].Packets
+			counts[rank] += traffic[telemetry.Member{Job: t.id, Epoch: p.epoch, Rank: rank}].Packets
 		}
 	}
 	return seen, counts, nil
-}
-
-// memberKey is the key of a rank's entry in the switch's member table.
-func memberKey(job, epoch uint16, rank int) string {
-	return p4rt.Entry{Table: tableMember, Match: []p4rt.Match{
-		{Field: fieldJob, Value: num(job)}, {Field: fieldEpoch, Value: num(epoch)}, {Field: fieldRank, Value: num(rank)},
-	}}.Key()
 }
 
 // readServer reads the open chunks of a job at a server.
@@ -291,7 +285,7 @@ func (c *Controller) readServer(ctx context.Context, t *target, name string) ([]
 			continue // of a plan that is no more
 		}
 		seen = append(seen, sight{
-			at: name, epoch: uint16(s.GetEpoch()), place: place{s.GetRound(), s.GetChunk()}, have: s.GetContributors(),
+			at: name, epoch: uint16(s.GetEpoch()), place: spot{s.GetRound(), s.GetChunk()}, have: s.GetContributors(),
 			age: microseconds(s.GetAgeUs()),
 		})
 	}

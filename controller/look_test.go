@@ -17,6 +17,7 @@ import (
 
 	"xagg/agg"
 	"xagg/api"
+	"xagg/controller/p4rt"
 	"xagg/policy"
 	"xagg/wire"
 )
@@ -250,7 +251,9 @@ func TestWhyGrowsOlder(t *testing.T) {
 	s.mu.Lock()
 	s.run(rand.New(rand.NewPCG(1, 1)), plan.Job, 1, 2)
 	s.mu.Unlock()
-	key := memberKey(plan.Job, plan.Epoch, 1)
+	key := p4rt.Entry{Table: tableMember, Match: []p4rt.Match{
+		{Field: fieldJob, Value: num(plan.Job)}, {Field: fieldEpoch, Value: num(plan.Epoch)}, {Field: fieldRank, Value: num(1)},
+	}}.Key()
 	r.sw.SetDirectCounter(key, 2)
 	first := why()
 	second := why()
@@ -418,7 +421,7 @@ func TestSwitchFallsSilent(t *testing.T) {
 	r.joinAll("train", 2)
 	silent.Store(true)
 	reply, err := r.client.Why(r.context(), &api.WhyRequest{Job: "train"})
-	if err != nil || len(reply.Unreachable) != 1 || reads != 1 || !strings.HasPrefix(reply.Unreachable[0], "switch: read direct counter of ") {
+	if err != nil || len(reply.Unreachable) != 1 || reads != 1 || !strings.HasPrefix(reply.Unreachable[0], "switch: read counters of ") {
 		t.Errorf("after %d reads: %v, %v", reads, reply, err)
 	}
 	status, err := r.client.Status(r.context(), &api.StatusRequest{})

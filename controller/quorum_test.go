@@ -120,7 +120,7 @@ func TestQuorumOfAPlan(t *testing.T) {
 // TestQuorumOfTheFirstPlan: a job may begin with a larger quorum than its ranks take, and keeps what was asked for last in
 // its next incarnation.
 func TestQuorumOfTheFirstPlan(t *testing.T) {
-	r := newRoom(t, testConfig(), nil)
+	r := newRoom(t, keptConfig(t), nil)
 	r.ready()
 	job, err := r.client.CreateJob(r.context(), &api.CreateJobRequest{
 		Name: "q", Ranks: 3, MaxElems: 1000, Policy: &api.Policy{Mode: "server", Pool: 16, Quorum: 3, WaitUs: new(uint32(7))},
@@ -131,6 +131,11 @@ func TestQuorumOfTheFirstPlan(t *testing.T) {
 	}
 	if job.Quorum != 3 || job.WaitUs != 7 {
 		t.Errorf("job is %v", job)
+	}
+	r.restart()
+	r.ready()
+	if j := r.job("q"); j.Quorum != 3 || j.WaitUs != 7 || j.Id != job.Id || j.Note != "" {
+		t.Errorf("after a restart the job is %v", j)
 	}
 	if _, err := r.steer("q", policy.Static{Quorum: 2}); err != nil { // nobody has seen the one before
 		t.Fatal(err)
@@ -244,8 +249,8 @@ func TestQuorumOfLaterRounds(t *testing.T) {
 		}
 	}
 	r.until("the plan changes", func() bool { return r.job("q").Change.GetQuorum() == 3 })
-	r.wants(job, 5, 3, 1000)
 	r.changed(job.Id, 5, stations)
+	r.wants(job, 5, 3, 1000)
 	if j := r.job("q"); j.Epoch != 5 || j.Quorum != 3 || j.Recovery != "" {
 		t.Errorf("job is %v", j)
 	}

@@ -176,7 +176,7 @@ func TestCreateRefuses(t *testing.T) {
 		want string
 	}{
 		{spec("a", nil), `job "a" exists; remove it first, or choose another name`},
-		{spec("c", nil), "a pool of 512 needs 2048 slots and 0 are free; choose a smaller pool or remove a job"},
+		{spec("c", nil), `2048 slots of the switch are needed and 0 are free, 2048 too few; choose a smaller pool than the 512 of job "c", or remove a job`},
 		{spec("", nil), "name: is missing"},
 		{spec("c", func(s *JobSpec) { s.Ranks = 0 }), "ranks: 0 is outside 1..64"},
 		{spec("c", func(s *JobSpec) { s.MaxElems = 0 }), "max_elems: is missing; it is the number of lanes of the largest vector"},
@@ -201,7 +201,8 @@ func TestCreateRefuses(t *testing.T) {
 	delete(in.jobs, "0")
 	delete(in.jobs, "2")
 	_, err := in.create(spec("c", func(s *JobSpec) { s.Policy = &policy.Static{Pool: 512} }))
-	if want := "2048 slots in a row are needed and 2048 are free; those are scattered: choose a smaller pool or remove a job"; err == nil || err.Error() != want {
+	if want := `2048 slots of the switch in a row are needed and 1024 are free, 1024 too few; the others that are free are scattered: ` +
+		`choose a smaller pool than the 512 of job "c", or remove a job`; err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
 

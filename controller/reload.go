@@ -84,7 +84,7 @@ type reload struct {
 	specs   map[string]JobSpec           // of jobs that stay, and are another
 	steer   map[string]policy.Static     // rules of plans that change
 	told    map[string]*api.ConfigChange // of these
-	adapts  map[string]bool              // jobs whose adapt is another
+	adapts  map[string][]string          // servers with memory for jobs whose adapt is another
 }
 
 func (r *reload) note(field, outcome, format string, args ...any) *api.ConfigChange {
@@ -113,9 +113,9 @@ func (r *reload) fixed(was, is *Config) {
 func (c *Controller) planReload(is *Config) (*reload, error) {
 	r := &reload{
 		next: c.cfg, drop: map[string]error{}, specs: map[string]JobSpec{}, steer: map[string]policy.Static{},
-		told: map[string]*api.ConfigChange{}, adapts: map[string]bool{},
+		told: map[string]*api.ConfigChange{}, adapts: map[string][]string{},
 	}
-	r.next.Policy, r.next.Jobs = is.Policy, is.Jobs
+	r.next.Policy, r.next.Jobs, r.next.Reserve = is.Policy, is.Jobs, is.Reserve
 	r.fixed(&c.cfg, is)
 	if err := r.next.Validate(); err != nil { // of the file it is valid: it needs what is there after a restart alone
 		return nil, fmt.Errorf("%w; restart the controller to have all of the file, whose other parts cannot change while it runs", err)
@@ -124,6 +124,9 @@ func (c *Controller) planReload(is *Config) (*reload, error) {
 	r.trial.cfg, r.trial.jobs = &r.next, maps.Clone(c.intent.jobs)
 	if !c.cfg.Policy.Complete(nil).Equal(is.Policy.Complete(nil)) {
 		r.note("policy", outcomeChanged, "jobs of the file that have no policy of their own follow it")
+	}
+	if c.cfg.Reserve != is.Reserve {
+		r.note("reserve", outcomeChanged, "it is kept for jobs to come when others are created from now on")
 	}
 	was := make(map[string]JobSpec)
 	for _, spec := range c.cfg.Jobs {
@@ -154,13 +157,15 @@ func (c *Controller) planReload(is *Config) (*reload, error) {
 		}
 	}
 	// What comes is planned after all that goes is gone.
+	var specs []JobSpec
+	var indexes []int
 	for i, spec := range is.Jobs {
-		if !slices.Contains(r.create, spec.Name) {
-			continue
+		if slices.Contains(r.create, spec.Name) {
+			specs, indexes = append(specs, spec), append(indexes, i)
 		}
-		if _, err := r.trial.create(spec); err != nil {
-			return nil, under(fmt.Sprintf("jobs[%d]", i), err)
-		}
+	}
+	if _, _, err := r.trial.createAll(specs); err != nil {
+		return nil, plansError(indexes, err)
 	}
 	return r, nil
 }
@@ -185,7 +190,7 @@ func (c *Controller) planReloadOf(r *reload, before, spec JobSpec) error {
 	}
 	next := j.spec
 	next.Policy = spec.Policy
-	cohort := j.last().decision.Cohort
+	from := j.last().decision.Plan
 	if replan {
 		rule := r.trial.ruleOf(next)
 		if rule.Pool != 0 && rule.Pool != j.decision.Pool {
@@ -196,7 +201,7 @@ func (c *Controller) planReloadOf(r *reload, before, spec JobSpec) error {
 		if err != nil {
 			return under("policy", err)
 		}
-		cohort = d.Cohort
+		from = d.Plan
 		if _, same, err := r.trial.replan(j, rule, meet.strength()); err != nil { // it is busy
 			r.note(at+".policy", outcomeFailed, "%v, then reload again", err)
 		} else {
@@ -206,12 +211,17 @@ func (c *Controller) planReloadOf(r *reload, before, spec JobSpec) error {
 			r.steer[spec.Name] = rule
 		}
 	}
+	if next.weight() != spec.weight() {
+		r.note(at+".weight", outcomeChanged, "its share of what jobs to come leave to it; it keeps its pool")
+	}
+	next.Weight = spec.Weight
 	if adapts {
 		next.Adapt = spec.Adapt
-		if err := next.adaptable(cohort); err != nil {
+		homes, err := r.trial.adaptable(j, next, from)
+		if err != nil {
 			return err
 		}
-		r.adapts[spec.Name] = true
+		r.adapts[spec.Name] = homes
 		r.note(at+".adapt", outcomeChanged, "by which policy the plan follows what is measured, from now on")
 	}
 	r.specs[spec.Name] = next
@@ -287,7 +297,7 @@ func (c *Controller) Reload(ctx context.Context, dry bool) (*api.ReloadConfigRep
 
 // take makes a new configuration the one that holds. c.mu is held, and has been since it was planned.
 func (c *Controller) take(r *reload) {
-	c.cfg.Policy, c.cfg.Jobs = r.next.Policy, r.next.Jobs
+	c.cfg.Policy, c.cfg.Jobs, c.cfg.Reserve = r.next.Policy, r.next.Jobs, r.next.Reserve
 	for name, why := range r.drop {
 		c.meets[name].abort(why, nil)
 		delete(c.meets, name)
@@ -304,7 +314,12 @@ func (c *Controller) take(r *reload) {
 	}
 	for name, spec := range r.specs {
 		c.intent.jobs[name].spec = spec
-		if a := c.adaptations[name]; r.adapts[name] && a != nil {
+		homes, adapts := r.adapts[name]
+		if !adapts {
+			continue
+		}
+		c.intent.jobs[name].homes = homes
+		if a := c.adaptations[name]; a != nil {
 			a.id = 0 // is made anew
 		}
 	}

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"xagg/api"
-	"xagg/controller/p4rt"
 	"xagg/policy"
+	"xagg/policy/place"
 	"xagg/wire"
 )
 
@@ -32,6 +32,7 @@ func apiError(err error) error {
 		slotsErr *policy.SlotsError
 		existErr *existsError
 		fullErr  *exhaustedError
+		shortErr *place.ShortError
 		seatErr  *seatError
 		changing *changeError
 	)
@@ -41,7 +42,7 @@ func apiError(err error) error {
 		return nil
 	case errors.As(err, &fieldErr):
 		code = codes.InvalidArgument
-	case errors.As(err, &slotsErr), errors.As(err, &fullErr):
+	case errors.As(err, &slotsErr), errors.As(err, &fullErr), errors.As(err, &shortErr):
 		code = codes.ResourceExhausted
 	case errors.As(err, &existErr):
 		code = codes.AlreadyExists
@@ -71,6 +72,7 @@ func (s *service) CreateJob(_ context.Context, req *api.CreateJobRequest) (*api.
 	spec := JobSpec{
 		Name: req.GetName(), Ranks: int(req.GetRanks()), MaxElems: req.GetMaxElems(), Policy: ruleOf(req.GetPolicy()),
 		Consistency: consistencyOf(req.GetConsistency()), Depth: int(req.GetDepth()),
+		Weight: int(req.GetWeight()),
 	}
 	var err error
 	if spec.Adapt, err = adaptOf(req.GetAdapt()); err != nil {
@@ -508,6 +510,8 @@ func (c *Controller) describe(j *job) *api.Job {
 		State:       string(meet.state),
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),
+		Weight:      uint32(j.spec.weight()),
+		QuotaSlots:  uint32(c.intent.quota(j)),
 		Change:      describeChange(j.change, meet),
 		Quorum:      uint32(j.quorum),
 		WaitUs:      microsOf(j.decision.Wait),
@@ -523,6 +527,12 @@ func (c *Controller) describe(j *job) *api.Job {
 
 // status gathers what is known, and asks the devices for their counters. What does not answer in time is missing.
 func (c *Controller) status(ctx context.Context) *api.StatusReply {
+	reply, _ := c.survey(ctx, false)
+	return reply
+}
+
+// survey is status, and returns what the servers have answered, by name. They measure running times if they are to.
+func (c *Controller) survey(ctx context.Context, measure bool) (*api.StatusReply, map[string]*api.StatsReply) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	reply := c.links.status()
@@ -536,12 +546,11 @@ func (c *Controller) status(ctx context.Context) *api.StatusReply {
 	c.mu.Unlock()
 
 	var asking sync.WaitGroup
-	if session, err := c.links.session(); err == nil && reply.Switch.Ready {
+	if reply.Switch.Ready {
 		asking.Go(func() {
-			reasons, err := session.Counter(ctx, counterReasons)
-			var sent []p4rt.Count
-			if err == nil {
-				sent, err = session.Counter(ctx, counterSent)
+			counts, err := c.countSwitch(ctx)
+			if errors.Is(err, errNotReady) {
+				return
 			}
 			if err != nil {
 				reply.Switch.Error = fmt.Sprintf("it was programmed, but does not tell its counters: %v", err)
@@ -549,14 +558,16 @@ func (c *Controller) status(ctx context.Context) *api.StatusReply {
 			}
 			reply.Switch.Reasons = make(map[string]uint64)
 			for r := range wire.Reason(wire.NumReasons) {
-				reply.Switch.Reasons[r.String()] = reasons[r].Packets
+				reply.Switch.Reasons[r.String()] = counts.Counters[counterReasons][r].Packets
 			}
 			reply.Switch.Sent = make(map[string]uint64)
 			for _, t := range []wire.Type{wire.TypePartial, wire.TypeResult, wire.TypeWait, wire.TypeNack} {
-				reply.Switch.Sent[t.String()] = sent[t].Packets
+				reply.Switch.Sent[t.String()] = counts.Counters[counterSent][t].Packets
 			}
 		})
 	}
+	var mu sync.Mutex
+	answers := make(map[string]*api.StatsReply)
 	for _, server := range reply.Servers {
 		client, err := c.links.agent(server.Name)
 		if err != nil {
@@ -566,13 +577,16 @@ func (c *Controller) status(ctx context.Context) *api.StatusReply {
 			if info, err := client.Info(ctx, &api.InfoRequest{}); err == nil {
 				server.Info = info
 			}
-			if stats, err := client.Stats(ctx, &api.StatsRequest{}); err == nil {
+			if stats, err := c.countServer(ctx, server.Name, measure); err == nil {
 				server.Reasons = stats.GetReasons()
+				mu.Lock()
+				answers[server.Name] = stats
+				mu.Unlock()
 			}
 		})
 	}
 	asking.Wait()
-	return reply
+	return reply, answers
 }
 
 // status returns what the links alone know.

@@ -61,6 +61,7 @@ type savedState struct {
 type savedServer struct {
 	Name     string `yaml:"name"`
 	Instance uint64 `yaml:"instance"` // of its arena
+	Slots    uint64 `yaml:"slots"`    // of it; 0 = not known
 }
 
 type savedJob struct {
@@ -69,6 +70,7 @@ type savedJob struct {
 	Rule   policy.Static `yaml:"rule"` // that the configuration had for it when its plan was decided
 	Plan   savedPlan     `yaml:"plan"`
 	Change *savedChange  `yaml:"change"`
+	Homes  []string      `yaml:"homes"` // servers that have memory for it
 	Lease  savedSpan     `yaml:"lease"`
 	RIDs   savedSpan     `yaml:"rids"`
 	Groups savedSpan     `yaml:"groups"`
@@ -167,7 +169,7 @@ func decodeState(name string, src []byte) (*savedState, error) {
 func (c *Controller) snapshot() *savedState {
 	s := &savedState{SchemaVersion: StateSchema, Switch: c.cfg.Switch.Name, Pipeline: c.pipeline, NextID: c.intent.nextID}
 	for _, name := range slices.Sorted(maps.Keys(c.arenas)) {
-		s.Servers = append(s.Servers, savedServer{name, c.arenas[name]})
+		s.Servers = append(s.Servers, savedServer{name, c.arenas[name], c.intent.serverSlots[name]})
 	}
 	for _, j := range c.intent.sorted() {
 		s.Jobs = append(s.Jobs, saveJob(j, c.meets[j.spec.Name]))
@@ -177,7 +179,7 @@ func (c *Controller) snapshot() *savedState {
 
 func saveJob(j *job, meet *rendezvous) savedJob {
 	s := savedJob{
-		Spec: j.spec, ID: j.id, Rule: j.rule, Plan: savePlan(j.plan),
+		Spec: j.spec, ID: j.id, Rule: j.rule, Plan: savePlan(j.plan), Homes: j.homes,
 		Lease: saveSpan(j.lease), RIDs: saveSpan(j.rids), Groups: saveSpan(j.groups),
 		State: meet.state, Odd: meet.odd, Left: meet.left,
 	}
@@ -273,6 +275,9 @@ func (s *savedJob) restore(in *intent) (*job, *rendezvous, error) {
 	}
 	if err := s.Spec.Validate(); err != nil {
 		return nil, nil, err
+	}
+	if j.settle(j.decision.Plan); len(s.Homes) > 0 {
+		j.homes = slices.DeleteFunc(s.Homes, func(name string) bool { return !slices.Contains(in.serverNames(), name) })
 	}
 	if j.rule.Rule == "" { // of a file that does not say
 		j.rule = in.ruleOf(j.spec)
@@ -440,6 +445,7 @@ func (c *Controller) load() error {
 	c.pipeline = s.Pipeline
 	for _, server := range s.Servers {
 		c.arenas[server.Name] = server.Instance
+		c.intent.serverSlots[server.Name] = server.Slots
 	}
 	c.saved = src
 	for name := range c.meets {

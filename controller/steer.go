@@ -76,6 +76,9 @@ func (c *Controller) replan(ctx context.Context, j *job, meet *rendezvous, rule 
 	if err == nil && c.intent.byID(meet.id) != j {
 		err = status.Error(codes.Aborted, "it was removed or began anew meanwhile")
 	}
+	if err == nil {
+		j.settle(decision.Plan)
+	}
 	return err
 }
 

@@ -121,8 +121,8 @@ func testSwitch(t *testing.T, address string) {
 		if st := c.status(ctx); st.Switch.Reasons["summed"] != 0 || len(st.Switch.Reasons) != wire.NumReasons {
 			t.Errorf("reasons: %v", st.Switch.Reasons)
 		}
-		counts, err := session.DirectCounter(ctx, tableMember)
-		if err != nil || len(counts) != 4 {
+		counts, err := session.Counts(ctx, nil, []string{tableMember})
+		if err != nil || len(counts.Direct[tableMember]) != 4 {
 			t.Errorf("direct counter: %v, %v", counts, err)
 		}
 		// Installing again changes nothing and is no error: the updates become modifications.

@@ -53,7 +53,7 @@ type sight struct {
 	at     string    // "switch" or a server's name
 	slot   slotIndex // at the switch
 	epoch  uint16
-	place  place
+	place  spot
 	have   uint64        // mask of contributors
 	closed bool          // it has passed its sum on
 	age    time.Duration // since the first arrival; of a closed one at the switch until the last
@@ -62,11 +62,11 @@ type sight struct {
 // slotIndex counts slots through the whole switch.
 type slotIndex = uint32
 
-// place is a chunk of a round.
-type place struct{ round, chunk uint32 }
+// spot is a chunk of a round.
+type spot struct{ round, chunk uint32 }
 
 // compare orders places as the job comes to them.
-func (p place) compare(q place) int {
+func (p spot) compare(q spot) int {
 	if p.round != q.round {
 		if wire.SerialLess(p.round, q.round) {
 			return -1
@@ -222,7 +222,7 @@ func (e *evidence) explainRunning(reply *api.WhyReply) {
 func (e *evidence) stuck() []stuck {
 	type key struct {
 		epoch uint16
-		place place
+		place spot
 	}
 	summing := make(map[key]sight) // at the switch
 	union := make(map[key]uint64)
@@ -281,7 +281,7 @@ func (e *evidence) seen() []sight {
 			told = rule.cohort
 		}
 		s := sight{
-			at: at, epoch: uint16(rule.epoch), place: place{r.progress.GetRound(), r.progress.GetChunk()},
+			at: at, epoch: uint16(rule.epoch), place: spot{r.progress.GetRound(), r.progress.GetChunk()},
 			have: told&^r.progress.GetMissing() | 1<<rank, age: microseconds(r.progress.GetForUs()) + r.ago,
 		}
 		same := func(o sight) bool { return o.at == s.at && o.place == s.place }
@@ -353,7 +353,7 @@ func (e *evidence) blocker(rank int, lacking []stuck) *api.Blocker {
 }
 
 // whereabouts returns the places of chunks, which come in their order, and at what they are incomplete, for people.
-func whereabouts(chunks []stuck) (places []place, at string) {
+func whereabouts(chunks []stuck) (places []spot, at string) {
 	var names []string
 	for _, s := range chunks {
 		places = append(places, s.place)
@@ -369,7 +369,7 @@ func whereabouts(chunks []stuck) (places []place, at string) {
 }
 
 // sentence says what is known of a rank that has not sent its part of chunks to aggregators since an age.
-func (e *evidence) sentence(rank int, b *api.Blocker, places []place, at, age string) string {
+func (e *evidence) sentence(rank int, b *api.Blocker, places []spot, at, age string) string {
 	chunks, round := formatPlaces(places), places[0].round
 	who := fmt.Sprintf("rank %d on host %s", rank, b.Host)
 	switch {
@@ -550,7 +550,7 @@ func (e *evidence) runs(found []stuck) []*api.Waiting {
 		})
 	}
 	slices.SortStableFunc(out, func(a, b *api.Waiting) int {
-		return place{a.Round, a.First}.compare(place{b.Round, b.First})
+		return spot{a.Round, a.First}.compare(spot{b.Round, b.First})
 	})
 	return out
 }
@@ -559,7 +559,7 @@ func (e *evidence) runs(found []stuck) []*api.Waiting {
 const maxRuns = 4
 
 // formatPlaces writes chunks for people: "chunks 12-40 and 43 of round 7".
-func formatPlaces(places []place) string {
+func formatPlaces(places []spot) string {
 	var parts []string
 	for i := 0; i < len(places); {
 		round := places[i].round
@@ -568,7 +568,7 @@ func formatPlaces(places []place) string {
 		for i < len(places) && places[i].round == round {
 			first := places[i].chunk
 			last := first
-			for n, i = n+1, i+1; i < len(places) && places[i] == (place{round, last + 1}); n, i = n+1, i+1 {
+			for n, i = n+1, i+1; i < len(places) && places[i] == (spot{round, last + 1}); n, i = n+1, i+1 {
 				last++
 			}
 			if first == last {

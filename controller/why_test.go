@@ -21,7 +21,7 @@ func TestExplain(t *testing.T) {
 	}
 	hybrid := func(j *api.Job) { j.Cohort, j.Servers = 0b0111, []string{"s0"} }
 	at := func(name string, round, chunk uint32, have uint64, age time.Duration) sight {
-		return sight{at: name, epoch: 7, place: place{round, chunk}, have: have, age: age}
+		return sight{at: name, epoch: 7, place: spot{round, chunk}, have: have, age: age}
 	}
 	closed := func(c sight) sight { c.closed = true; return c }
 	next := func(c sight) sight { c.epoch++; return c }

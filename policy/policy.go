@@ -62,6 +62,16 @@ func (p Plan) Equal(q Plan) bool {
 		slices.Equal(p.Servers, q.Servers)
 }
 
+// Streams returns how many streams of packets come to the plan's servers, all together: that of each steered rank, and the
+// cohort's partial sums.
+func (p Plan) Streams() int {
+	n := bits.OnesCount64(p.Steered)
+	if len(p.Servers) > 0 && p.Cohort != 0 {
+		n++
+	}
+	return n
+}
+
 // defaultPool returns the largest pool with which no port of the switch has to queue more packets than it holds, at
 // least 1 and at most MaxDefaultPool. Per slot of the pool, a worker's port carries a RESULT and, where servers close
 // chunks, an ACK; a server's port carries the packet of every steered rank and the cohort's PARTIAL, divided by the
@@ -69,11 +79,7 @@ func (p Plan) Equal(q Plan) bool {
 func defaultPool(p Plan) int {
 	packets := 1
 	if n := len(p.Servers); n > 0 {
-		flows := bits.OnesCount64(p.Steered)
-		if p.Cohort != 0 {
-			flows++
-		}
-		packets = max(2, (flows+n-1)/n)
+		packets = max(2, (p.Streams()+n-1)/n)
 	}
 	pool := MaxDefaultPool
 	for pool > 1 && pool*packets > portQueue {

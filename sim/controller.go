@@ -43,13 +43,34 @@ func (w *world) plan(epoch uint16) *Plan {
 
 func (w *world) installServer(plan, server int) {
 	w.installed[w.epoch(plan)] = plan
-	err := w.servers[server].Install(agg.ServerPlan{
+	q := w.quorum(w.epoch(plan))
+	p := agg.ServerPlan{
 		Job: w.jobID(), Epoch: w.epoch(plan), Ranks: w.s.all(), Chunks: uint32(w.s.MaxChunks), Rounds: w.s.serverRounds(),
-		Quorum: uint32(w.s.quorum().Ranks), WaitUs: uint32(w.s.quorum().Wait.Microseconds()),
+		Quorum: uint32(q.Ranks), WaitUs: uint32(q.Wait.Microseconds()),
 		Async: w.s.Async != nil, Staleness: w.s.staleness(),
-	})
-	if err != nil {
+	}
+	if w.opts.mistake != nil {
+		w.opts.mistake(w, server, &p)
+	}
+	if err := w.servers[server].Install(p); err != nil {
 		w.failf("%v", err)
+	}
+}
+
+// quorum returns that of the plan of an epoch, or one of no ranks.
+func (w *world) quorum(epoch uint16) Quorum {
+	if w.closings == nil {
+		return Quorum{}
+	}
+	return w.closings.quorums[epoch]
+}
+
+// setQuorum fixes the quorum of a plan's epoch, while so many ranks are there.
+func (w *world) setQuorum(epoch uint16, plan, there int) {
+	q := w.s.quorumOf(plan, there)
+	w.closings.quorums[epoch] = q
+	if own := w.s.Plans[plan].Quorum; own != nil && q.Ranks < own.Ranks {
+		w.report.Lowered++
 	}
 }
 
@@ -76,7 +97,7 @@ func (w *world) installSwitch(plan int) {
 	err := w.sw.Install(agg.SwitchPlan{
 		Job: w.jobID(), Epoch: epoch, Ranks: w.s.all(), Cohort: p.Cohort, Servers: len(p.Servers),
 		Base: uint32(epoch%2) * 2 * w.s.largestPool(), Pool: p.Pool,
-		Quorum: w.s.Quorum != nil, WaitUs: uint32(w.s.quorum().Wait.Microseconds()),
+		Quorum: w.s.Quorum != nil, WaitUs: uint32(w.quorum(epoch).Wait.Microseconds()),
 	}, members, ports)
 	if err != nil {
 		w.failf("%v", err)
@@ -112,6 +133,9 @@ func (s *Schedule) largestPool() (pool uint32) {
 // change returns the steps from plan i to the one after it.
 func (w *world) change(i int) (steps []func()) {
 	old, next := &w.s.Plans[i], &w.s.Plans[i+1]
+	if w.closings != nil {
+		w.setQuorum(w.epoch(i+1), i+1, w.able(nil))
+	}
 	step := func(f func()) { steps = append(steps, f) }
 	for _, server := range next.Servers {
 		step(func() {
@@ -132,7 +156,12 @@ func (w *world) change(i int) (steps []func()) {
 		// Chunk 0 is with the first server.
 		w.servers[old.Servers[0]].Arm(w.jobID(), w.epoch(i), w.epoch(i+1))
 	})
-	step(func() { w.controller.waiting = !w.allUse(w.epoch(i + 1)) })
+	step(func() {
+		for _, k := range w.workers { // as soon as they have heard
+			k.endpoint.SetWait(w.quorum(w.epoch(i + 1)).Wait)
+		}
+		w.controller.waiting = !w.allUse(w.epoch(i + 1))
+	})
 	step(func() {
 		w.notef("controller: remove epoch %d from the switch", w.epoch(i))
 		w.sw.Remove(w.jobID(), w.epoch(i))
@@ -145,6 +174,12 @@ func (w *world) change(i int) (steps []func()) {
 	}
 	step(func() {
 		delete(w.installed, w.epoch(i))
+		switch before, after := w.quorum(w.epoch(i)).Ranks, w.quorum(w.epoch(i+1)).Ranks; {
+		case before < after:
+			w.report.Raises++
+		case before > after:
+			w.report.Lowers++
+		}
 		w.controller.epoch = w.epoch(i + 1)
 		w.controller.plan++
 	})

@@ -227,6 +227,11 @@ func (w *world) atServer(s int, frame []byte) {
 			w.failf("%v", err)
 		}
 	}
+	if w.closings != nil && p.Job == w.jobID() {
+		if err := w.closings.answers(w.clock(s+1), &p.Header, out.Dest, w.s.all()); err != nil {
+			w.failf("%v", err)
+		}
+	}
 	dst := service
 	switch out.Dest {
 	case agg.Nowhere:

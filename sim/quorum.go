@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"time"
 
+	"xagg/agg"
 	"xagg/wire"
 	"xagg/worker/transport"
 )
@@ -13,6 +14,74 @@ import (
 type Quorum struct {
 	Ranks int           `yaml:"ranks"` // that are enough, 1..workers
 	Wait  time.Duration `yaml:"wait"`  // how long a chunk is kept open for more, from its first arrival
+}
+
+func (q *Quorum) check(least, most int) error {
+	if q.Ranks < least || q.Ranks > most || q.Wait < 0 || q.Wait > time.Hour {
+		return fmt.Errorf("a quorum of %d ranks and %v, want %d..%d and up to an hour", q.Ranks, q.Wait, least, most)
+	}
+	return nil
+}
+
+// quorumOf returns the quorum of a plan while so many ranks are there, or one of no ranks. More than are there it does not
+// want, but it wants as many as workers take.
+func (s *Schedule) quorumOf(plan, there int) Quorum {
+	q := s.Plans[plan].Quorum
+	if q == nil {
+		return s.quorum()
+	}
+	return Quorum{min(q.Ranks, max(there, s.Quorum.Ranks)), q.Wait}
+}
+
+// chunk is one of a round under a plan.
+type chunk struct {
+	epoch         uint16
+	round, number uint32
+}
+
+// closing is what an outcome of a chunk says: its mask.
+type closing struct {
+	round, number uint32
+	mask          uint64
+}
+
+// closings follows when servers of a job with a quorum close chunks: when that is what its plan's quorum means, whatever they
+// were told.
+type closings struct {
+	quorums map[uint16]Quorum // of plans by epoch, for as long as the epoch lasts
+	first   map[chunk]uint64  // first arrivals, by the server's clock
+	done    map[chunk]bool
+	masks   map[closing]bool
+}
+
+func newClosings() *closings {
+	return &closings{map[uint16]Quorum{}, map[chunk]uint64{}, map[chunk]bool{}, map[closing]bool{}}
+}
+
+// answers checks what a server answers to a packet at a time of its clock: all are the ranks of the job.
+func (c *closings) answers(now uint64, h *wire.Header, dest agg.Dest, all uint64) error {
+	q, ok := c.quorums[h.Epoch]
+	closes := h.Type == wire.TypeResult && dest == agg.ToService
+	if !ok || h.Type != wire.TypeAck && !closes {
+		return nil // it was closed before, or is refused
+	}
+	at := chunk{h.Epoch, h.Round, h.Chunk}
+	if _, begun := c.first[at]; !begun {
+		c.first[at] = now
+	}
+	age := now - c.first[at]
+	enough := h.Contributors == all || bits.OnesCount64(h.Contributors) >= q.Ranks && age >= uint64(q.Wait.Microseconds())
+	what := map[bool]string{true: "closes", false: "leaves open"}[closes]
+	switch {
+	case closes != enough:
+		return fmt.Errorf("a server %s chunk %d of round %d, with mask %#x after %d us: under epoch %d %d ranks are enough, after %v",
+			what, h.Chunk, h.Round, h.Contributors, age, h.Epoch, q.Ranks, q.Wait)
+	case c.done[at]:
+		return fmt.Errorf("a server %s chunk %d of round %d under epoch %d, which it had closed", what, h.Chunk, h.Round, h.Epoch)
+	case closes:
+		c.done[at], c.masks[closing{h.Round, h.Chunk, h.Contributors}] = true, true
+	}
+	return nil
 }
 
 // quorumRounds is how many rounds the servers of a quorum job keep: more than a random schedule has, so that no rank
@@ -168,6 +237,9 @@ func (l *ledger) take(rank, work int, r *transport.Round, quorum int, all uint64
 	for c, mask := range r.Masks {
 		if mask&^all != 0 || bits.OnesCount64(mask) < quorum {
 			return fmt.Errorf("chunk %d has mask %#x, want %d ranks", c, mask, quorum)
+		}
+		if !l.w.closings.masks[closing{r.Number, uint32(c), mask}] {
+			return fmt.Errorf("chunk %d has mask %#x, with which no server has closed it", c, mask)
 		}
 		for m := mask; m != 0; m &= m - 1 {
 			if r := bits.TrailingZeros64(m); l.begun[r] <= work {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"cmp"
 	"errors"
+	"math"
+	"math/bits"
 	"slices"
 	"time"
 
@@ -82,26 +84,37 @@ func (w *world) stepOf(rank int, k kind) {
 	w.events.add(event{at: w.now + w.upTo(w.s.Control), kind: k, node: rank, job: w.job, number: w.recoverer.number})
 }
 
-// mayDie kills a worker if the others are enough: one that came back counts from its first round on.
+// able returns how many workers but one, or none, can be in all results from now on: one that came back counts from its first
+// round on.
+func (w *world) able(without *worker) (n int) {
+	oldest := uint32(math.MaxUint32)
+	for _, k := range w.workers {
+		if !k.dead && k != without {
+			oldest = min(oldest, k.endpoint.Progress(w.now).Round)
+		}
+	}
+	return w.since(oldest, without)
+}
+
+// since returns how many workers but one, or none, have begun with a round, or before.
+func (w *world) since(round uint32, without *worker) (n int) {
+	for _, k := range w.workers {
+		if !k.dead && k != without && k.round <= round {
+			n++
+		}
+	}
+	return n
+}
+
+// mayDie kills a worker if the others are enough.
 func (w *world) mayDie(k *worker) {
-	var oldest []uint32
-	for _, o := range w.workers {
-		if !o.dead && o != k {
-			oldest = append(oldest, o.endpoint.Progress(w.now).Round)
-		}
-	}
-	enough := 0
-	for _, o := range w.workers {
-		if !o.dead && o != k && o.round <= slices.Min(oldest) {
-			enough++
-		}
-	}
-	if !k.dead && enough >= max(1, w.s.Quorum.Ranks) {
+	if !k.dead && w.able(k) >= max(1, w.s.Quorum.Ranks) {
 		w.die(k)
 	}
 }
 
-// die is a worker's end. A recovery that waits for it begins anew without it.
+// die is a worker's end. A recovery that waits for it begins anew without it, and one begins where a plan wants more than are
+// left.
 func (w *world) die(k *worker) {
 	w.notef("rank %d dies", k.rank)
 	w.report.Deaths++
@@ -114,7 +127,11 @@ func (w *world) die(k *worker) {
 			w.epochs[round] = u
 		}
 	}
-	if w.maybeEnd(); !w.ended && w.recoverer.underWay {
+	short := w.recoverer.underWay
+	for epoch := range w.installed {
+		short = short || w.quorum(epoch).Ranks > w.able(nil)
+	}
+	if w.maybeEnd(); !w.ended && short {
 		w.recover()
 	}
 }
@@ -182,10 +199,14 @@ func (w *world) decide() {
 		w.failf("recovery: %v", err)
 		return
 	}
+	there := w.since(plan.Round, nil)
 	switch {
 	case r.back == 0:
 	case plan.CanReturn(uint32(max(w.s.Depth, 1)), w.s.serverRounds()):
 		plan.LetIn()
+		if plan.Return == plan.Round {
+			there += bits.OnesCount64(r.back)
+		}
 	default:
 		r.back = 0
 		for rank := range w.workers {
@@ -213,6 +234,9 @@ func (w *world) decide() {
 	c.steps, c.waiting, c.epoch = nil, false, nextEpoch(newest)
 	old := w.installed
 	w.installed = map[uint16]int{}
+	if w.closings != nil {
+		w.setQuorum(c.epoch, c.plan, there)
+	}
 	w.notef("controller: install epoch %d everywhere, after round %d, from seq %d on", c.epoch, plan.Round, plan.Seq)
 	for _, server := range w.s.Plans[c.plan].Servers {
 		w.installServer(c.plan, server)
@@ -248,6 +272,7 @@ func (w *world) resume(k *worker) {
 	}
 	w.notef("rank %d goes on with %d RESULTs of others", k.rank, len(lacked))
 	k.base = r.plan.Base(r.states[k.rank].First)
+	k.endpoint.SetWait(w.quorum(w.controller.epoch).Wait)
 	if err := k.endpoint.Resume(w.now, w.controller.epoch, r.plan.Restart, lacked); err != nil {
 		w.failf("rank %d: %v", k.rank, err)
 		return

@@ -24,6 +24,8 @@ type Options struct {
 	// NoCheck leaves out the trace checker: long runs need the memory.
 	NoCheck bool
 
+	// mistake may change a plan that is installed on a server.
+	mistake  func(w *world, server int, p *agg.ServerPlan)
 	sabotage func(w *world, node int, arrival kind, p *wire.Packet) bool // may change a packet that is sent, and says so
 }
 
@@ -42,6 +44,9 @@ type Report struct {
 	Epochs     map[uint16]bool      // that rounds were run under
 	Recoveries int                  // that were begun
 	HandedOver int                  // RESULTs, in them
+	Raises     int                  // changes of plan to a larger quorum that ranks began rounds under
+	Lowers     int                  // ... to a smaller one
+	Lowered    int                  // plans that wanted more ranks than were there
 	Partial    int                  // chunks without all ranks, as each rank was told
 	Deaths     int                  // of workers that may come back
 	Returns    int                  // of those
@@ -90,6 +95,7 @@ type world struct {
 	begun    []time.Duration  // of the job's all-reduces
 	sums     []expected       // likewise
 	ledger   *ledger          // nil without a quorum
+	closings *closings        // likewise
 	running  *running         // nil but in async
 	sumsLost bool             // of the job, on a server, for good
 	missed   bool             // ... and a worker has said so
@@ -243,8 +249,9 @@ func (w *world) start() {
 	w.sums = make([]expected, len(w.works))
 	w.controller, w.installed = controller{epoch: w.s.Epoch}, map[uint16]int{}
 	w.returning, w.recoverer.underWay = 0, false
-	if w.ledger = nil; w.s.Quorum != nil {
-		w.ledger = newLedger(w)
+	if w.ledger, w.closings = nil, nil; w.s.Quorum != nil {
+		w.ledger, w.closings = newLedger(w), newClosings()
+		w.setQuorum(w.s.Epoch, 0, w.s.Workers)
 	}
 	if w.sumsLost, w.missed, w.running = false, false, nil; w.s.Async != nil {
 		w.running = newRunning(w)

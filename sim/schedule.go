@@ -64,6 +64,8 @@ type Plan struct {
 	Cohort  uint64 `yaml:"cohort"`            // ranks that the switch sums
 	Servers []int  `yaml:"servers,omitempty"` // numbers of servers; without one the switch is the finalizer
 	Pool    uint32 `yaml:"pool"`              // at least the workers'
+	// Quorum is that of the plan, with at least as many ranks as the schedule's, which workers take; nil = the schedule's.
+	Quorum *Quorum `yaml:"quorum,omitempty"`
 }
 
 // Link is a link between the switch and a host. Rates are probabilities per packet and direction.
@@ -123,9 +125,10 @@ func (s *Schedule) check() error {
 		return fmt.Errorf("rank %d crashes, but there are %d workers", s.Crash.Rank, s.Workers)
 	}
 	if q := s.Quorum; q != nil {
+		if err := q.check(1, s.Workers); err != nil {
+			return err
+		}
 		switch {
-		case q.Ranks < 1 || q.Ranks > s.Workers || q.Wait < 0 || q.Wait > time.Hour:
-			return fmt.Errorf("quorum of %d ranks and %v, want 1..%d and up to an hour", q.Ranks, q.Wait, s.Workers)
 		case s.Crash != nil || s.Damage == Unprotected:
 			return fmt.Errorf("a quorum together with a crash, or without checksums: nobody can say what has to come of it")
 		}
@@ -155,6 +158,14 @@ func (s *Schedule) check() error {
 	for i, p := range s.Plans {
 		if s.Quorum != nil && len(p.Servers) == 0 {
 			return fmt.Errorf("plan %d: a quorum needs a server", i)
+		}
+		if p.Quorum != nil && s.Quorum == nil {
+			return fmt.Errorf("plan %d: a quorum in a job without one", i)
+		}
+		if p.Quorum != nil {
+			if err := p.Quorum.check(s.Quorum.Ranks, s.Workers); err != nil {
+				return fmt.Errorf("plan %d: %w", i, err)
+			}
 		}
 		if p.Pool < s.Pool {
 			return fmt.Errorf("plan %d: pool %d, want at least the workers' %d", i, p.Pool, s.Pool)
@@ -329,6 +340,16 @@ func Random(seed uint64) *Schedule {
 		if chance(0.5) {
 			for i := range s.Losses {
 				s.Losses[i].Servers = nil
+			}
+		}
+	}
+	if s.Quorum != nil && chance(0.7) {
+		for i := range s.Plans {
+			if chance(0.6) {
+				s.Plans[i].Quorum = &Quorum{
+					Ranks: s.Quorum.Ranks + rng.IntN(s.Workers-s.Quorum.Ranks+1),
+					Wait:  []time.Duration{0, 300 * time.Microsecond, 20 * time.Millisecond, 200 * time.Millisecond}[rng.IntN(4)],
+				}
 			}
 		}
 	}

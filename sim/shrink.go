@@ -43,7 +43,15 @@ func cuts(s *Schedule) (cuts []func(*Schedule)) {
 	add := func(f func(*Schedule)) { cuts = append(cuts, f) }
 	add(func(c *Schedule) { c.Jobs = 1 })
 	add(func(c *Schedule) { c.Crash = nil })
-	add(func(c *Schedule) { c.Quorum, c.Deaths = nil, nil })
+	add(func(c *Schedule) {
+		c.Quorum, c.Deaths = nil, nil
+		for i := range c.Plans {
+			c.Plans[i].Quorum = nil
+		}
+	})
+	for i := range s.Plans {
+		add(func(c *Schedule) { c.Plans[i].Quorum = nil })
+	}
 	add(func(c *Schedule) { c.Async = nil })
 	add(func(c *Schedule) {
 		if c.Async != nil {

@@ -145,7 +145,8 @@ func TestCoverage(t *testing.T) {
 	var (
 		reasons                                               [wire.NumReasons]int
 		losses, overflows, damaged, errors, changes, restarts int
-		recoveries, handed, partial, quorumLost               int
+		recoveries, handed, partial, quorumLost, lowered      int
+		raises, lowers                                        int
 		deaths, returns, rejoined, together                   int
 		additions, sumsLost                                   int
 	)
@@ -170,6 +171,7 @@ func TestCoverage(t *testing.T) {
 		if s.Quorum != nil {
 			quorumLost += r.Recoveries
 		}
+		raises, lowers, lowered = raises+r.Raises, lowers+r.Lowers, lowered+r.Lowered
 		if s.Crash != nil && len(r.Errors) > 0 {
 			restarts++
 		}
@@ -178,6 +180,7 @@ func TestCoverage(t *testing.T) {
 		"losses": losses, "full queues": overflows, "damaged packets": damaged, "errors": errors, "changes of plan": changes,
 		"jobs after a crash": restarts, "recoveries": recoveries, "results handed over": handed,
 		"chunks without all ranks": partial, "recoveries of quorum jobs": quorumLost,
+		"changes to a larger quorum": raises, "changes to a smaller quorum": lowers, "plans that wanted more than were there": lowered,
 		"several all-reduces of a worker": together, "deaths in quorum jobs": deaths, "workers that came back": returns, "chunks that they gave to at once": rejoined, "late contributions": reasons[wire.ReasonLate],
 		"summed": reasons[wire.ReasonNone], "duplicates": reasons[wire.ReasonDuplicate],
 		"steered": reasons[wire.ReasonSteered], "forwarded": reasons[wire.ReasonForwarded],

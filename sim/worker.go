@@ -68,7 +68,7 @@ func (w *world) newWorker(rank, life int, cfg transport.Config) *worker {
 	k.addr.Port += uint16(life)
 	cfg.Job, cfg.Epoch, cfg.Rank, cfg.Ranks = w.jobID(), w.controller.epoch, rank, w.s.Workers
 	cfg.Pool, cfg.MaxChunks, cfg.Depth = w.s.Pool, w.s.MaxChunks, w.s.Depth
-	cfg.Quorum, cfg.Wait, cfg.Rounds = w.s.quorum().Ranks, w.s.quorum().Wait, int(w.s.serverRounds())
+	cfg.Quorum, cfg.Wait, cfg.Rounds = w.s.quorum().Ranks, w.quorum(cfg.Epoch).Wait, int(w.s.serverRounds())
 	if w.s.Async != nil {
 		cfg.Async, cfg.Staleness = true, w.s.Async.Staleness
 		k.asked = map[question]uint32{}

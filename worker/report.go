@@ -59,10 +59,11 @@ func (r *reporter) round(p *Pending) {
 	if !r.wanted {
 		return
 	}
-	i := &p.info
+	i, held := &p.info, p.call.Held()
 	round := &api.Round{
 		Round: i.Round, ComputeUs: uint64(p.compute.Microseconds()), CommUs: uint64(i.Duration.Microseconds()),
 		Chunks: uint32(i.Chunks), Late: uint32(i.Late), Packets: i.Packets, Resends: i.Resends, Behind: uint32(i.Behind),
+		HeldUs: uint64(held.Incomplete.Microseconds()), BlockedUs: uint64(held.Blocked.Microseconds()),
 	}
 	for rank, l := range p.call.Lasts() {
 		if l.Chunks > 0 {

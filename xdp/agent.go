@@ -29,6 +29,7 @@ type Agent struct {
 	store  Store
 	leases *leases
 	epochs map[uint16]map[uint16]bool // installed epochs by job; a job has a lease if and only if it has an entry
+	watch  watch
 }
 
 // NewAgent returns an agent for the store, with the plans that are installed there already. Name and iface are what
@@ -43,6 +44,13 @@ func NewAgent(name, iface string, store Store) *Agent {
 		a.note(p.Job, p.Epoch)
 	}
 	return a
+}
+
+// Close ends what the agent measures. The store may be closed after it.
+func (a *Agent) Close() {
+	if p, ok := a.store.(program); ok {
+		a.watch.end(p)
+	}
 }
 
 // note enters an installed plan into the books.
@@ -181,7 +189,8 @@ func (a *Agent) remove(job, epoch uint16) error {
 	return nil
 }
 
-// Stats implements [api.AgentServer].
+// Stats implements [api.AgentServer]. Where the running time of the program is to be measured, that is done for a moment from now
+// on, and a later answer says what came of it.
 func (a *Agent) Stats(_ context.Context, req *api.StatsRequest) (*api.StatsReply, error) {
 	if req.Job > math.MaxUint16 {
 		return nil, invalid("job", "is %d, want 0..65535", req.Job)
@@ -192,7 +201,13 @@ func (a *Agent) Stats(_ context.Context, req *api.StatsRequest) (*api.StatsReply
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "read reasons: %v", err)
 	}
-	reply := &api.StatsReply{Reasons: reasonMap(counts)}
+	reply := &api.StatsReply{
+		Reasons: reasonMap(counts), Instance: a.store.Instance(), Slots: a.store.Slots(), SlotsFree: a.leases.free(),
+	}
+	if p, ok := a.store.(program); ok {
+		run := a.watch.read(p, req.Measure)
+		reply.RunFrames, reply.RunNs, reply.WatchedNs = run.frames, uint64(run.time), uint64(run.watched)
+	}
 	for job, lease := range a.leases.byJob {
 		if req.Job != 0 && req.Job != uint32(job) {
 			continue
@@ -202,9 +217,9 @@ func (a *Agent) Stats(_ context.Context, req *api.StatsRequest) (*api.StatsReply
 			return nil, status.Errorf(codes.Internal, "read statistics of job %d: %v", job, err)
 		}
 		for rank := range ranks {
-			if s := &ranks[rank]; s.Packets != 0 {
+			if s := &ranks[rank]; s.Packets+s.Partials != 0 {
 				reply.Ranks = append(reply.Ranks, &api.RankStats{
-					Job: uint32(job), Rank: uint32(rank), Packets: s.Packets,
+					Job: uint32(job), Rank: uint32(rank), Packets: s.Packets, Partials: s.Partials,
 					LagSumUs: s.LagSumUs, LagMaxUs: s.LagMaxUs, LagLog2: s.LagLog2[:],
 				})
 			}

@@ -329,7 +329,7 @@ func TestStats(t *testing.T) {
 		return b
 	}
 	want := &api.StatsReply{
-		Reasons: map[string]uint64{"summed": 2, "duplicate": 1},
+		Reasons: map[string]uint64{"summed": 2, "duplicate": 1}, Instance: memory.Instance(), Slots: 100, SlotsFree: 92,
 		Ranks: []*api.RankStats{
 			{Job: 5, Rank: 0, Packets: 1, LagSumUs: 9, LagMaxUs: 9, LagLog2: buckets(3)},
 			{Job: 5, Rank: 1, Packets: 1, LagLog2: buckets(0)},

@@ -11,12 +11,13 @@
 
 // Chunks of a round, a power of two: the slots that are worked on.
 volatile const __u32 bench_chunks;
-// Checksums of all questions, network order.
+// How many ranks contribute. Whether the last of them closes a chunk is the plan's to say.
+volatile const __u32 bench_ranks;
+// Checksums of all questions, network order. Where chunks close the lanes are not always the same, and the UDP checksum
+// is 0, none: the server has then summed all that it would cover, and only does not look at what came of it.
 volatile const __u16 bench_ip_check;
 volatile const __u16 bench_udp_check;
 
-// How many ranks contribute. Rank 63 never does: no chunk closes, one in 63 contributions is a claim, the others add.
-#define BENCH_RANKS 63
 #define BENCH_JOB 1
 #define BENCH_EPOCH 1
 
@@ -31,13 +32,13 @@ static __always_inline void next_question(struct xdp_md *ctx)
 	__u32 chunk = swap32(f->x->chunk) + 1, rank = f->x->rank, round = swap32(f->x->round);
 	if (chunk >= bench_chunks) {
 		chunk = 0;
-		if (++rank == BENCH_RANKS) {
+		if (++rank == bench_ranks) {
 			rank = 0;
 			round++;
 		}
 	}
 	// In wide words: what was written in parts stalls the processor when it is read as a whole soon after.
-	// Source and destination have changed places, which no checksum minds.
+	// Source and destination have changed places, which no checksum minds; all have one address, RESULTs' too.
 	__u64 contributors = swap64(1ULL << (rank & 63));
 	__u32 *ip = (void *)f->ip, *udp = (void *)f->udp;
 	__u64 *x = (void *)f->x;
@@ -50,6 +51,7 @@ static __always_inline void next_question(struct xdp_md *ctx)
 	x[1] = swap64((__u64)~(round + chunk) << 32 | round);
 	x[2] = swap64((__u64)chunk << 32 | MAX_LANES << 16);
 	x[3] = contributors;
+	x[4] = 0;
 	x[5] = ~contributors;
 	x[6] = 0xffff ^ rank;
 }

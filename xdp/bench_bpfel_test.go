@@ -40,6 +40,7 @@ type benchRankStats struct {
 	LagSumUs uint64
 	LagMaxUs uint64
 	LagLog2  [32]uint64
+	Partials uint64
 }
 
 type benchSlot struct {
@@ -83,6 +84,7 @@ const (
 	benchProgXagg         = "xagg"
 	benchVarBenchChunks   = "bench_chunks"
 	benchVarBenchIpCheck  = "bench_ip_check"
+	benchVarBenchRanks    = "bench_ranks"
 	benchVarBenchUdpCheck = "bench_udp_check"
 )
 
@@ -150,6 +152,7 @@ type benchMapSpecs struct {
 type benchVariableSpecs struct {
 	BenchChunks   *ebpf.VariableSpec `ebpf:"bench_chunks"`
 	BenchIpCheck  *ebpf.VariableSpec `ebpf:"bench_ip_check"`
+	BenchRanks    *ebpf.VariableSpec `ebpf:"bench_ranks"`
 	BenchUdpCheck *ebpf.VariableSpec `ebpf:"bench_udp_check"`
 }
 
@@ -196,6 +199,7 @@ func (m *benchMaps) Close() error {
 type benchVariables struct {
 	BenchChunks   *ebpf.Variable `ebpf:"bench_chunks"`
 	BenchIpCheck  *ebpf.Variable `ebpf:"bench_ip_check"`
+	BenchRanks    *ebpf.Variable `ebpf:"bench_ranks"`
 	BenchUdpCheck *ebpf.Variable `ebpf:"bench_udp_check"`
 }
 

@@ -264,8 +264,8 @@ func (c *contention) finish(t *testing.T, server *Server) {
 			}
 		}
 		for rank := range uint8(wire.MaxRanks) {
-			if n := clocks.Lanes[rank]; n != sum.Lanes[rank] || n != c.rounds*uint32(c.plan.Ranks>>rank&1) {
-				t.Errorf("chunk %d: clock of rank %d is %d, %d contributions are in", chunk, rank, n, sum.Lanes[rank])
+			if n := clocks.Lanes[rank]; n != laneOf(&sum, int(rank)) || n != c.rounds*uint32(c.plan.Ranks>>rank&1) {
+				t.Errorf("chunk %d: clock of rank %d is %d, %d contributions are in", chunk, rank, n, laneOf(&sum, int(rank)))
 			}
 		}
 		if last := c.sums[[2]uint32{chunk, sum.Round}]; uint64(sum.Round) != want/uint64(c.plan.Lease.Chunks) || last == nil {

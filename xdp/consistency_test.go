@@ -76,6 +76,34 @@ func TestQuorumWaits(t *testing.T) {
 	}
 }
 
+// TestQuorumOfEachEpoch: two plans of a job that are installed together close chunks by their own quorums and waits.
+func TestQuorumOfEachEpoch(t *testing.T) {
+	server := load(t, 4)
+	for _, plan := range []Plan{{Epoch: 1, Quorum: 2}, {Epoch: 2, Quorum: 3}, {Epoch: 3, Quorum: 2, WaitUs: uint32(time.Hour.Microseconds())}} {
+		plan.Job, plan.Ranks, plan.Lease = 5, 0b1111, Lease{Chunks: 1, Rounds: 4}
+		plan.ServiceIP, plan.ServiceMAC = netip.AddrFrom4(serviceAddr.IP), serviceAddr.MAC
+		if err := server.Install(plan); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		epoch uint16
+		rank  uint8
+		want  wire.Type
+	}{
+		{1, 0, wire.TypeAck}, {2, 0, wire.TypeAck}, {3, 0, wire.TypeAck},
+		{3, 1, wire.TypeAck}, {2, 1, wire.TypeAck}, {1, 1, wire.TypeResult},
+		{3, 2, wire.TypeAck}, {2, 2, wire.TypeResult}, {3, 3, wire.TypeResult},
+	} {
+		p := grad(c.rank, 64)
+		p.Epoch, p.Round = c.epoch, uint32(c.epoch)
+		p.Seal()
+		if p, _ := ask(t, server, p); p.Type != c.want {
+			t.Errorf("epoch %d, rank %d: %+v, want type %v", c.epoch, c.rank, p.Header, c.want)
+		}
+	}
+}
+
 // TestRunningSumWraps lets the clocks and the number of additions of a running sum, which have 32 bits, begin anew.
 func TestRunningSumWraps(t *testing.T) {
 	server := load(t, 4)

@@ -240,7 +240,7 @@ func (s *Server) Ranks(index uint32) (stats [wire.MaxRanks]RankStats, err error)
 			return stats, err
 		}
 		for _, c := range perCPU {
-			stats[rank].merge(&RankStats{c.Packets, c.LagSumUs, c.LagMaxUs, c.LagLog2})
+			stats[rank].merge(&RankStats{c.Packets, c.Partials, c.LagSumUs, c.LagMaxUs, c.LagLog2})
 		}
 	}
 	return stats, nil

@@ -59,8 +59,13 @@ func (m *Memory) Handle(now uint64, frame, b []byte) []byte {
 	plan, question := m.plans[planKey{p.Job, p.Epoch}], p.Header
 	out := m.server.Handle(now, p)
 	m.reasons[out.Reason]++
-	if out.Reason == wire.ReasonNone && question.Type == wire.TypeGrad {
-		m.ranks[plan.Lease.Index][question.Rank].Add(p.SpreadUs) // in an ACK and a RESULT alike: since the first arrival
+	if out.Reason == wire.ReasonNone {
+		switch rank := &m.ranks[plan.Lease.Index][question.Rank]; question.Type {
+		case wire.TypeGrad:
+			rank.Add(p.SpreadUs) // in an ACK and a RESULT alike: since the first arrival
+		case wire.TypePartial:
+			rank.Partials++
+		}
 	}
 	switch out.Dest {
 	case agg.ToSender:

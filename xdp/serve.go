@@ -60,7 +60,9 @@ func Serve(ctx context.Context, cfg Config, log *slog.Logger) (err error) {
 	defer func() { err = errors.Join(err, end(server, p, keep)) }()
 
 	rpc := grpc.NewServer(grpc.WaitForHandlers(true)) // they use what is closed after them
-	api.RegisterAgentServer(rpc, NewAgent(cfg.Name, cfg.Interface, server))
+	agent := NewAgent(cfg.Name, cfg.Interface, server)
+	defer agent.Close()
+	api.RegisterAgentServer(rpc, agent)
 	served := make(chan error, 1)
 	go func() { served <- rpc.Serve(listener) }()
 	log.Info("server ready", "name", cfg.Name, "listen", cfg.Listen, "interface", cfg.Interface,

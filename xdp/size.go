@@ -51,6 +51,12 @@ func (s Size) String() string {
 	return "0B"
 }
 
+// UnmarshalText reads a size as [ParseSize] does.
+func (s *Size) UnmarshalText(text []byte) error { return s.Set(string(text)) }
+
+// MarshalText writes a size as String does.
+func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 // Type implements pflag.Value.
 func (s *Size) Type() string { return "size" }
 

@@ -11,9 +11,10 @@ import (
 const LagBuckets = 32
 
 // RankStats is what a server saw of one rank: how far its summed contributions arrived behind the first arrival of
-// their chunk, on the server's clock. Only GRADs count; a PARTIAL does not say when its contributors came.
+// their chunk, on the server's clock. Only GRADs have lags; a PARTIAL does not say when its contributors came.
 type RankStats struct {
-	Packets  uint64 // summed
+	Packets  uint64 // GRADs summed
+	Partials uint64 // PARTIALs summed of which it was the last contributor
 	LagSumUs uint64
 	LagMaxUs uint64
 	LagLog2  [LagBuckets]uint64
@@ -30,6 +31,7 @@ func (s *RankStats) Add(lag uint32) {
 // merge adds the statistics of another processor.
 func (s *RankStats) merge(o *RankStats) {
 	s.Packets += o.Packets
+	s.Partials += o.Partials
 	s.LagSumUs += o.LagSumUs
 	s.LagMaxUs = max(s.LagMaxUs, o.LagMaxUs)
 	for i, n := range o.LagLog2 {

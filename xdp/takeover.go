@@ -83,6 +83,9 @@ func (p *pins) takeOver(cfg Config, log *slog.Logger) (*Server, error) {
 	if err := s.openMaps(p); err != nil {
 		return fail(err)
 	}
+	if prog, err := ebpf.NewProgramFromID(program); err == nil { // for its running time; CAP_SYS_ADMIN is needed for both
+		s.objects.Xagg = prog
+	}
 	if s.grace, err = newGracePeriod(); err != nil {
 		return fail(fmt.Errorf("take over server: %w", explain(err)))
 	}

@@ -50,12 +50,13 @@ struct slot {
 	__u64 mask; // not of a running sum
 	__u32 tag[2];
 	__u64 first_ns, previous_ns, last_ns; // arrivals: the first, the last but one, the last
-	__u32 lanes[MAX_LANES];
+	__u32 lanes[MAX_LANES]; // a chunk's and a sum's swapped in pairs: 1, 0, 3, 2, ...
 };
 
 _Static_assert(sizeof(struct slot) == 1088, "SlotSize in size.go");
 
 #define LAG_BUCKETS 32
+#define CACHE_LINE 64 // bytes
 #define MAX_JOBS 64
 
 struct rank_stats {
@@ -63,6 +64,7 @@ struct rank_stats {
 	__u64 lag_sum_us;
 	__u64 lag_max_us;
 	__u64 lag_log2[LAG_BUCKETS];
+	__u64 partials; // of which the rank was the last contributor
 };
 
 struct {
@@ -134,12 +136,17 @@ static __always_inline __u32 log2_of(__u32 x)
 	return n + (x >> 1);
 }
 
-static __always_inline void count_lag(const struct plan *plan, __u32 rank, __u32 lag_us)
+// Counts what was summed. A PARTIAL has no lag: it does not say when its contributors came.
+static __always_inline void count_summed(const struct plan *plan, __u32 type, __u32 rank, __u32 lag_us)
 {
 	__u32 key = plan->index * MAX_RANKS + rank;
 	struct rank_stats *s = bpf_map_lookup_elem(&ranks, &key);
 	if (!s)
 		return;
+	if (unlikely(type != TYPE_GRAD)) {
+		s->partials++;
+		return;
+	}
 	s->packets++;
 	s->lag_sum_us += lag_us;
 	if (lag_us > s->lag_max_us)
@@ -164,15 +171,17 @@ enum pass {
 	PASS_ADD,   // slot += packet
 	PASS_UNDO,  // slot -= packet
 	PASS_READ,  // packet = slot
-	PASS_BOTH,  // packet = slot += packet
 };
 
-// One pass over the lanes. It returns their sum for the UDP checksum as they were in the packet. The loop over the
-// blocks stays a loop, the 64 lanes of a block are unrolled: rolled, they take twice the time. The verifier wants to see
-// each block's end compared with the packet's.
+// One pass over the lanes, which have the order of the packet there, and are swapped in pairs in the slot: two lanes are
+// one number in host order there, so that a pass that adds nothing moves both at once. A pass that judges the packet
+// (PASS_SUM, PASS_ADD) returns the lanes' sum for the UDP checksum, as they are in the packet.
+//
+// The loop over the blocks stays a loop, the lanes of a block are unrolled: rolled, they take twice the time. The
+// verifier wants to see each block's end compared with the packet's.
 static __always_inline __u64 over_lanes(enum pass pass, __u32 blocks, const struct frame *f, __u32 *slot)
 {
-	__u64 sum = 0;
+	__u64 even = 0, odd = 0; // two sums, of which neither waits for the other
 	for (__u32 b = 0; b < MAX_BLOCKS; b++) {
 		if (b >= blocks)
 			break;
@@ -181,25 +190,40 @@ static __always_inline __u64 over_lanes(enum pass pass, __u32 blocks, const stru
 			break;
 #pragma unroll
 		for (int i = 0; i < BLOCK_LANES; i++) {
-			__u32 word = lane[i];
-			if (pass == PASS_READ || pass == PASS_BOTH) {
-				if (pass == PASS_BOTH)
-					at[i] += swap32(word);
-				lane[i] = swap32(at[i]);
-				continue;
+			__u64 *pair = (void *)(lane + i), *pair_at = (void *)(at + i);
+			if (pass == PASS_CLAIM) {
+				if (i % 2 == 0)
+					*pair_at = swap64(*pair);
+			} else if (pass == PASS_READ) {
+				if (i % 2 == 0)
+					*pair = swap64(*pair_at);
+			} else if (pass == PASS_UNDO) {
+				at[i ^ 1] -= swap32(lane[i]);
+			} else {
+				__u32 word = lane[i];
+				*(i % 2 ? &odd : &even) += word;
+				if (pass == PASS_ADD)
+					at[i ^ 1] += swap32(word);
+				// Without this the compiler gathers words to add them up in a tree, and runs out of registers.
+				asm volatile("" : "+r"(even), "+r"(odd) : : "memory");
 			}
-			sum += word;
-			if (pass == PASS_CLAIM)
-				at[i] = swap32(word);
-			else if (pass == PASS_ADD)
-				at[i] += swap32(word);
-			else if (pass == PASS_UNDO)
-				at[i] -= swap32(word);
-			// Without this the compiler gathers words to add them up in a tree, and runs out of registers.
-			asm volatile("" : "+r"(sum) : : "memory");
 		}
 	}
-	return sum;
+	return even + odd;
+}
+
+// Has the processor fetch all lanes at once, while the header is looked at. They may be in another processor's cache, and
+// a pass asks for no more than a few lines ahead.
+static __always_inline void fetch_lanes(const struct frame *f)
+{
+	for (__u32 b = 0; b < MAX_BLOCKS; b++) {
+		const __u32 *lane = f->lanes + b * BLOCK_LANES;
+		if ((const void *)(lane + BLOCK_LANES) > f->end)
+			break;
+#pragma unroll
+		for (int i = 0; i < BLOCK_LANES; i += CACHE_LINE / 4)
+			asm volatile("" : : "r"(lane[i]));
+	}
 }
 
 // Zeroes n lanes, an even number. (A plain loop would become a call of memset, which there is not.)
@@ -476,7 +500,8 @@ static __noinline int add_to_running_sum(struct xdp_md *ctx, const struct plan *
 		s->previous_ns = s->last_ns;
 		if (s->last_ns < now) // processors may take the lock in another order than the time
 			s->last_ns = now;
-		over_lanes(PASS_BOTH, blocks, f, s->lanes);
+		over_lanes(PASS_ADD, blocks, f, s->lanes);
+		over_lanes(PASS_READ, blocks, f, s->lanes);
 	} else if (reason == REASON_DUPLICATE) {
 		over_lanes(PASS_READ, blocks, f, s->lanes);
 	}
@@ -497,7 +522,7 @@ static __noinline int add_to_running_sum(struct xdp_md *ctx, const struct plan *
 	count(reason);
 	switch (reason) {
 	case REASON_NONE:
-		count_lag(plan, rank, 0); // a running sum has no first arrival to be behind
+		count_summed(plan, TYPE_GRAD, rank, 0); // a running sum has no first arrival to be behind
 		fallthrough;
 	case REASON_DUPLICATE:
 		a.next_epoch = chunk ? 0 : plan->next_epoch;
@@ -528,6 +553,7 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 	if (f->eth->type != swap16(0x0800) || f->ip->version_ihl != 0x45 || f->ip->protocol != 17 ||
 	    f->ip->fragment & swap16(0x3fff) || f->udp->dst != swap16(XAGG_PORT))
 		return XDP_PASS;
+	fetch_lanes(f);
 	__u32 reason = check_form(f);
 	if (reason || (const void *)f->lanes > f->end) {
 		count(reason);
@@ -633,10 +659,9 @@ static __always_inline int aggregate(struct xdp_md *ctx)
 		if (reason == REASON_LATE)
 			a.flags |= FLAG_LATE;
 		if (good && !reason) {
-			if (type == TYPE_GRAD)
-				count_lag(plan, rank, a.spread_us);
-			else
+			if (type != TYPE_GRAD)
 				a.service = plan;
+			count_summed(plan, type, rank, a.spread_us);
 		}
 	} else {
 		good = udp_ok(f, sum + over_lanes(PASS_SUM, blocks, f, 0));

@@ -40,6 +40,7 @@ type xaggRankStats struct {
 	LagSumUs uint64
 	LagMaxUs uint64
 	LagLog2  [32]uint64
+	Partials uint64
 }
 
 type xaggSlot struct {

@@ -414,6 +414,9 @@ func expect(t *testing.T, n int, frame []byte, verdict uint32, got, answer []byt
 	}
 }
 
+// laneOf returns a lane of a chunk or of a running sum, whose slot has them swapped in pairs.
+func laneOf(s *xaggSlot, i int) uint32 { return s.Lanes[i^1] }
+
 func compareSlot(t *testing.T, server *Server, index uint32, want *shadow) {
 	t.Helper()
 	var s xaggSlot
@@ -422,6 +425,9 @@ func compareSlot(t *testing.T, server *Server, index uint32, want *shadow) {
 	}
 	got := shadow{s.Job, s.Epoch, uint16(s.Rank), s.Round, s.Mask, s.Tag, s.Amax, s.Sticky, s.Lanes}
 	if s.Epoch != 0 { // else clocks, or never used
+		for i := range got.lanes {
+			got.lanes[i] = laneOf(&s, i)
+		}
 		clear(got.lanes[int(s.Blocks)*wire.BlockLanes:]) // of an earlier owner
 	}
 	if got != *want {
@@ -453,6 +459,7 @@ func compareCounts(t *testing.T, server *Server, memory *Memory) {
 			}
 		}
 	}
+	partials := uint64(0)
 	for index := range uint32(MaxJobs) {
 		got, err := server.Ranks(index)
 		if err != nil {
@@ -460,6 +467,7 @@ func compareCounts(t *testing.T, server *Server, memory *Memory) {
 		}
 		for rank := range got {
 			g, w := got[rank], memory.ranks[index][rank]
+			partials += w.Partials
 			// Lags differ from the reference's, but must fit each other.
 			var inBuckets, most uint64
 			for i, n := range g.LagLog2 {
@@ -467,10 +475,13 @@ func compareCounts(t *testing.T, server *Server, memory *Memory) {
 					most = 1<<(i+1) - 1
 				}
 			}
-			if g.Packets != w.Packets || inBuckets != g.Packets || g.LagMaxUs > g.LagSumUs ||
+			if g.Packets != w.Packets || g.Partials != w.Partials || inBuckets != g.Packets || g.LagMaxUs > g.LagSumUs ||
 				g.LagMaxUs > most || most > 1 && g.LagMaxUs <= most/2 {
 				t.Errorf("job index %d rank %d: %+v, reference %+v", index, rank, g, w)
 			}
 		}
+	}
+	if partials == 0 {
+		t.Error("no PARTIAL was summed: the trace does not cover it")
 	}
 }

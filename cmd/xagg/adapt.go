@@ -38,7 +38,7 @@ func newJobAdaptCommand(env *env, client *controllerClient) *cobra.Command {
 		Short: "Have a job's plan follow what is measured, or change by which policy",
 		Long: `Have a job's plan follow what is measured, from now on by another policy, or no more. A policy that is wrong changes nothing. Its
 rules are tested with 'xagg policy test'; with dry_run it only says what it would do.`,
-		Example: "  xagg job adapt train --policy outlier\n  xagg job adapt train --policy mine.yaml\n  xagg job adapt train --none",
+		Example: "  xagg job adapt train --policy cost-model\n  xagg job adapt train --policy mine.yaml\n  xagg job adapt train --none",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if (name == "") == !none {
@@ -106,7 +106,7 @@ func writeExplanation(env *env, reply *api.ExplainReply) error {
 	out := env.stdout
 	fmt.Fprintf(out, "plan: %s\n", reply.Job.GetExplanation())
 	if reply.Adapt == "" {
-		fmt.Fprintf(out, "It follows nothing that is measured: 'xagg job adapt %s --policy outlier' changes that.\n", reply.Job.GetName())
+		fmt.Fprintf(out, "It follows nothing that is measured: 'xagg job adapt %s --policy cost-model' changes that.\n", reply.Job.GetName())
 		return nil
 	}
 	fmt.Fprintf(out, "policy:\n%s\n", reply.Adapt)
@@ -135,6 +135,9 @@ func writeExplanation(env *env, reply *api.ExplainReply) error {
 	}
 	if err := writeAlternatives(out, &d); err != nil {
 		return err
+	}
+	if d.Quorum > 0 {
+		fmt.Fprintf(out, "%d ranks are enough for a result, chunks wait %s for more\n", d.Quorum, ms(d.Wait))
 	}
 	for _, m := range d.Moves {
 		fmt.Fprintf(out, "rank %d goes to the %s: %s\n", m.Rank, m.To, m.Why)

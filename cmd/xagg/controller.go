@@ -196,7 +196,7 @@ func newJobCommand(env *env) *cobra.Command {
 }
 
 func newJobCreateCommand(env *env, client *controllerClient) *cobra.Command {
-	var ranks, maxElems, depth uint32
+	var ranks, maxElems, depth, weight uint32
 	var rule ruleFlags
 	var consistency consistencyFlags
 	var adaptName string
@@ -211,14 +211,14 @@ job's life. Quorum needs a server (--mode server or hybrid), async all ranks at 
 		Example: `  xagg job create train --ranks 4 --max-elems 1000000 --depth 4
   xagg job create train --ranks 4 --max-elems 1000000 --mode hybrid --steer 3 --consistency quorum --quorum 3 --wait 10ms
   xagg job create train --ranks 4 --max-elems 1000000 --mode server --consistency async --staleness 2
-  xagg job create train --ranks 4 --max-elems 1000000 --mode switch --adapt outlier`,
+  xagg job create train --ranks 4 --max-elems 1000000 --mode switch --adapt cost-model`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if ranks == 0 || maxElems == 0 {
 				return usagef("--ranks and --max-elems are needed: how many workers, and the lanes of their largest vector")
 			}
 			req := &api.CreateJobRequest{
-				Name: args[0], Ranks: ranks, MaxElems: maxElems, Policy: rule.policy(), Depth: depth,
+				Name: args[0], Ranks: ranks, MaxElems: maxElems, Policy: rule.policy(), Depth: depth, Weight: weight,
 			}
 			var err error
 			if req.Consistency, err = consistency.proto(); err != nil {
@@ -244,6 +244,7 @@ job's life. Quorum needs a server (--mode server or hybrid), async all ranks at 
 	rule.flags(cmd, " (default: what the controller's policy says)")
 	cmd.Flags().Uint32Var(&rule.pool, "pool", 0, "slots per version, a power of two (default: the policy's)")
 	cmd.Flags().Uint32Var(&depth, "depth", 1, "rounds that may be under way, 1..16")
+	cmd.Flags().Uint32Var(&weight, "weight", 1, "share of switch slots beside other jobs, 1..1000")
 	consistency.flags(cmd)
 	cmd.Flags().StringVar(&adaptName, "adapt", "", "policy by which the plan follows what is measured: a file, or the name of a rule")
 	return cmd
@@ -490,6 +491,8 @@ type jobView struct {
 	Chunks      uint32   `json:"chunks"`
 	Explanation string   `json:"explanation"`
 	Depth       uint32   `json:"depth"`
+	Weight      uint32   `json:"weight"`
+	QuotaSlots  uint32   `json:"quota_slots"` // of the switch, that its weight entitles it to
 	// Consistency says what results are.
 	Consistency consistencyView `json:"consistency"`
 	// Quorum and WaitUS are what the plan makes of a quorum job's: at least the job's own quorum, or as many ranks as are there.
@@ -622,7 +625,7 @@ func viewJob(j *api.Job) jobView {
 		Joined: policy.FormatMask(j.GetJoined()), Left: policy.FormatMask(j.GetLeft()),
 		Gone: policy.FormatMask(j.GetGone()), Awaited: awaited, Recovery: j.GetRecovery(), Note: j.GetNote(), Cohort: policy.FormatMask(j.GetCohort()),
 		Servers: servers, Pool: j.GetPool(), Chunks: j.GetChunks(), Explanation: j.GetExplanation(),
-		Change: change, Depth: j.GetDepth(), Quorum: j.GetQuorum(), WaitUS: j.GetWaitUs(),
+		Change: change, Depth: j.GetDepth(), Weight: j.GetWeight(), QuotaSlots: j.GetQuotaSlots(), Quorum: j.GetQuorum(), WaitUS: j.GetWaitUs(),
 		Consistency: consistencyView{
 			Mode: j.GetConsistency().GetMode(), Quorum: j.GetConsistency().GetQuorum(), WaitUS: j.GetConsistency().GetWaitUs(),
 			Staleness: j.GetConsistency().GetStaleness(), Rounds: j.GetConsistency().GetRounds(),
@@ -667,6 +670,7 @@ func (c *controllerClient) printJob(w io.Writer, job *api.Job) error {
 		}
 		fmt.Fprintf(tw, "plan\tcohort %s, servers %s, pool %d, %d chunks per round%s\n",
 			j.Cohort, listOrNone(j.Servers), j.Pool, j.Chunks, enough(j.Quorum, j.WaitUS))
+		fmt.Fprintf(tw, "weight\t%d, with a quota of %d slots of the switch\n", j.Weight, j.QuotaSlots)
 		fmt.Fprintf(tw, "results\t%s; up to %d rounds under way\n", j.Consistency, j.Depth)
 		fmt.Fprintf(tw, "why\t%s\n", j.Explanation)
 		if j.Note != "" {
@@ -766,9 +770,9 @@ func quorumOrAll(quorum uint32) string {
 func jobTable(w io.Writer, jobs []jobView) {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	defer tw.Flush()
-	fmt.Fprintln(tw, "JOB\tID\tEPOCH\tSTATE\tRANKS\tJOINED\tLEFT\tCOHORT\tSERVERS\tQUORUM\tPOOL\tCHUNKS")
+	fmt.Fprintln(tw, "JOB\tID\tEPOCH\tSTATE\tRANKS\tJOINED\tLEFT\tCOHORT\tSERVERS\tQUORUM\tWEIGHT\tPOOL\tCHUNKS")
 	for _, j := range jobs {
-		fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%d\t%d\n", j.Name, j.ID, j.Epoch, j.State, j.Ranks, j.Joined, j.Left,
-			j.Cohort, listOrNone(j.Servers), quorumOrAll(j.Quorum), j.Pool, j.Chunks)
+		fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\n", j.Name, j.ID, j.Epoch, j.State, j.Ranks, j.Joined, j.Left,
+			j.Cohort, listOrNone(j.Servers), quorumOrAll(j.Quorum), j.Weight, j.Pool, j.Chunks)
 	}
 }

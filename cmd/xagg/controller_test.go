@@ -13,7 +13,7 @@ import (
 func changing() *api.Job {
 	return &api.Job{
 		Name: "train", Id: 7, Epoch: 1, Ranks: 4, Chunks: 4, Pool: 16, Cohort: 0b1111, Explanation: "so it was", Joined: 0b1111,
-		State: "running", Depth: 4, Consistency: &api.Consistency{Mode: "quorum", Quorum: 3, WaitUs: 10000, Rounds: 8}, Change: &api.Change{
+		State: "running", Depth: 4, Weight: 3, QuotaSlots: 768, Consistency: &api.Consistency{Mode: "quorum", Quorum: 3, WaitUs: 10000, Rounds: 8}, Change: &api.Change{
 			Epoch: 2, Cohort: 0b0111, Servers: []string{"s0"}, Explanation: "so it will be", Behind: 0b0101,
 			WaitsFor: "ranks 0,2 to finish the last round of epoch 1",
 		},
@@ -30,6 +30,7 @@ func TestJobThatChanges(t *testing.T) {
 state      running
 ranks      4, joined 0-3, left none
 plan       cohort 0-3, servers none, pool 16, 4 chunks per round
+weight     3, with a quota of 768 slots of the switch
 results    quorum: at least 3 ranks, after 10ms; servers keep 8 rounds; up to 4 rounds under way
 why        so it was
 changing   to epoch 2: cohort 0-2, servers s0

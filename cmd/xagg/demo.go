@@ -55,6 +55,7 @@ everything runs in one process.`,
   xagg demo --mode steered --rounds 50
   xagg demo --depth 4 --buckets 8
   xagg demo --consistency quorum --quorum 3 --wait 5ms --straggler 3=40ms
+  xagg demo --mode steered --consistency quorum --quorum 2 --wait 5ms --straggler 3=10ms --rounds 50
   xagg demo --consistency async --staleness 2 --straggler 3=20ms
   xagg demo --switch simple_switch_grpc
   xagg demo --kill switch@3 --rounds 20

@@ -26,7 +26,7 @@ func newPolicyCommand(env *env) *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newPolicyRulesCommand(env), newPolicyExplainCommand(env), newPolicyLintCommand(env), newPolicyTestCommand(env),
-		newPolicyReplayCommand(env))
+		newPolicyReplayCommand(env), newPolicyTuneCommand(env), newPolicyPlaceCommand(env))
 	return cmd
 }
 
@@ -198,8 +198,8 @@ func newPolicyReplayCommand(env *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay TRACE --policy A [--policy B]...",
 		Short: "Let policies decide again from a recorded trace, side by side",
-		Long: `Let policies decide from what a trace recorded, and show every round in which one of them moves a rank. First the trace's own
-policy decides again, and each of its decisions must be the recorded one, byte for byte.
+		Long: `Let policies decide from what a trace recorded, and show every round in which one of them moves a rank, or changes the
+quorum or its wait. First the trace's own policy decides again, and each of its decisions must be the recorded one, byte for byte.
 
 Where a rule predicts, the time of a round that is predicted of each division of the ranks is shown beside it, and its mean over the trace: as
 the policy predicts it itself, else as the recorded one does, else as the first of the others.
@@ -284,11 +284,13 @@ func replayTrace(env *env, t *trace.Trace, names []string, configs []adapt.Confi
 		fmt.Fprintf(w, "\t%s", name)
 	}
 	fmt.Fprintln(w)
-	type predictions struct {
-		sum   float64 // of times of rounds, s
-		steps int
+	type column struct {
+		sum    float64 // of predicted times of rounds, s
+		steps  int     // that have one
+		quorum int
+		wait   float64
 	}
-	columns, any := make([]predictions, 1+len(all)), false
+	columns, any := make([]column, 1+len(all)), false
 	for k, step := range t.Steps {
 		var cells []string
 		moved := false
@@ -301,14 +303,16 @@ func replayTrace(env *env, t *trace.Trace, names []string, configs []adapt.Confi
 				cells = append(cells, "?")
 				continue
 			}
+			c := &columns[i]
 			round, ok := predicted(t, all, k, d)
 			if ok {
 				any = true
-				columns[i].sum += round
-				columns[i].steps++
+				c.sum += round
+				c.steps++
 			}
 			cells = append(cells, summary(d, round))
-			moved = moved || len(d.Moves) > 0 || i == 0 && d.Error != ""
+			moved = moved || len(d.Moves) > 0 || d.Quorum != c.quorum || d.Wait != c.wait || i == 0 && d.Error != ""
+			c.quorum, c.wait = d.Quorum, d.Wait
 		}
 		if moved || k == len(t.Steps)-1 {
 			fmt.Fprintf(w, "%.2f s\t%.0f\t%s\n", step.Snapshot.Time, step.Snapshot.Job.Round, strings.Join(cells, "\t"))
@@ -349,6 +353,9 @@ func predicted(t *trace.Trace, all [][]adapt.Decision, k int, d *adapt.Decision)
 // summary is a decision in few words. round is what is predicted of it, in s; 0: nothing.
 func summary(d *adapt.Decision, round float64) string {
 	s := "servers sum " + policy.FormatMask(d.Steered)
+	if d.Quorum > 0 {
+		s += fmt.Sprintf(", quorum %d, wait %s", d.Quorum, ms(d.Wait))
+	}
 	if round > 0 {
 		s += ", round " + ms(round)
 	}

@@ -37,7 +37,7 @@ func TestExplainAlternatives(t *testing.T) {
 		return a
 	}
 	both := predicting(0b1000, quorum(onServer, 2), quorum(onServer, 3), quorum(onSwitch, 3))
-	both.Quorum = 3
+	both.Quorum, both.Wait = 3, 0.002
 	for _, tt := range []struct {
 		name     string
 		decision *adapt.Decision
@@ -58,6 +58,7 @@ SERVERS SUM  ENOUGH  ROUND     SLOTS BLOCKED  COST
 3            2       100.5 ms  0.2 ms         100.6 ms
 3            3       100.5 ms  0.2 ms         100.6 ms  chosen
 none         3       100.0 ms  60.0 ms        106.0 ms
+3 ranks are enough for a result, chunks wait 2.0 ms for more
 `},
 		{"pinned elsewhere", predicting(0b10, onServer, onSwitch), "\nthat servers sum 1 is none of them\n"},
 	} {
@@ -123,6 +124,17 @@ mean           round 100.2 ms, predicted in 2 of 3 steps      round 100.0 ms, pr
 	}
 	if len(rounds) != 3 || rounds[0] != 0.1 || rounds[1] != 0.1 || rounds[2] != 0 {
 		t.Errorf("rounds %v are predicted, want 0.1, 0.1 and none", rounds)
+	}
+
+	// Steps in which the quorum or its wait changes are shown.
+	out.Reset()
+	for i := range recorded.Steps {
+		recorded.Steps[i].Decision = predicting(0)
+		recorded.Steps[i].Decision.Quorum, recorded.Steps[i].Decision.Wait = 3, []float64{0.001, 0.002, 0.002}[i]
+	}
+	if err := replayTrace(&env{stdout: &out}, recorded, nil, nil, "text"); err != nil || strings.Count(out.String(), "quorum 3, wait 1.0 ms") != 1 ||
+		strings.Count(out.String(), "quorum 3, wait 2.0 ms") != 2 {
+		t.Errorf("with other waits: %v\n%s", err, out.String())
 	}
 
 	out.Reset()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -9,6 +10,7 @@ import (
 	"xagg/lab/scenario"
 	"xagg/policy/adapt"
 	"xagg/sim/timing"
+	"xagg/sim/tune"
 	"xagg/wire"
 )
 
@@ -20,6 +22,10 @@ func newSimCommand(env *env) *cobra.Command {
 		seed         uint64
 		hop          time.Duration
 		file, output string
+
+		regret              bool
+		seeds               int
+		maxRegret, maxAlike float64
 	)
 	cmd := &cobra.Command{
 		Use:   "sim [-f] SCENARIO.yaml...",
@@ -31,11 +37,22 @@ machines; what is simulated is time. Needs no privileges, and takes a second or 
 With --workers every job of a scenario gets as many ranks as each of the numbers says. Ranks that are unlike the others stay as many,
 and a quorum goes without as many ranks as before.
 
-Mode auto is a sync job that begins in mode switch and whose plan follows what is measured, by the rule outlier; auto/quorum one with a
-quorum, by the rule late. --policy names another. How far predictions are from measurements, and what they leave out, is in docs/simulator.md.`,
+Mode auto is a sync job that begins in mode switch and whose plan follows what is measured; auto/quorum one with a quorum, which begins in
+mode server. Both follow the rule cost-model; --policy names another. How far predictions are from measurements, and what they leave out, is
+in docs/simulator.md.
+
+With --regret it prints instead, for each job and consistency, how much longer a mean round takes with the plan that follows what is measured
+than with the best plan that stays, over so many --seeds; and fails where that is more than --max-regret, or with sync jobs whose ranks are all
+alike more than --max-alike longer than in mode switch.
+
+Exit codes:
+  0   all was simulated
+  2   with --regret: a bound was exceeded, or there is nothing to compare
+  64  the command line is wrong`,
 		Example: `  xagg sim -f scenarios/slow-4.yaml --modes switch,server,hybrid,hybrid/quorum
   xagg sim scenarios/*.yaml -o json
-  xagg sim -f scenarios/slow-4.yaml --workers 2,4,8,16,32,64 --modes switch,server,hybrid`,
+  xagg sim -f scenarios/slow-4.yaml --workers 2,4,8,16,32,64 --modes switch,server,hybrid
+  xagg sim scenarios/*.yaml --regret --seeds 5 --max-regret 0.05 --max-alike 0.02`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if output != "text" && output != "json" {
 				return usagef("--output %q: want text or json", output)
@@ -65,7 +82,14 @@ quorum, by the rule late. --policy names another. How far predictions are from m
 				}
 				wanted = append(wanted, m)
 			}
+			if seeds < 1 || seeds > 1000 {
+				return usagef("--seeds %d: want 1 to 1000", seeds)
+			}
 			report := &timing.Report{SchemaVersion: timing.SchemaVersion, Seed: seed}
+			regrets := &tune.RegretReport{SchemaVersion: tune.SchemaVersion}
+			for i := range uint64(seeds) {
+				regrets.Seeds = append(regrets.Seeds, max(seed, 1)+i)
+			}
 			for _, name := range files {
 				s, err := scenario.Load(name)
 				if err != nil {
@@ -86,6 +110,10 @@ quorum, by the rule late. --policy names another. How far predictions are from m
 					sizes = append(sizes, sized)
 				}
 				for _, s := range sizes {
+					if regret {
+						regrets.Rows = append(regrets.Rows, tune.Regrets(s, opts, regrets.Seeds)...)
+						continue
+					}
 					for _, m := range wanted {
 						opts.Mode, opts.Seed = m, seed
 						if seed == 0 {
@@ -97,7 +125,10 @@ quorum, by the rule late. --policy names another. How far predictions are from m
 					}
 				}
 			}
-			if output == "json" {
+			switch {
+			case regret:
+				return writeRegrets(env, regrets, output, maxRegret, maxAlike)
+			case output == "json":
 				return report.WriteJSON(env.stdout)
 			}
 			return report.WriteText(env.stdout)
@@ -112,5 +143,28 @@ quorum, by the rule late. --policy names another. How far predictions are from m
 	f.DurationVar(&hop, "hop", timing.Lab().Hop, "from one end of a link to the other, beside its rate: propagation, interfaces and wake-ups")
 	f.StringVar(&file, "policy", "", "policy of the modes auto and auto/quorum: a file or the name of a rule; empty = the mode's own")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
+	f.BoolVar(&regret, "regret", false, "compare plans that follow what is measured with the best that stay")
+	f.IntVar(&seeds, "seeds", 3, "with --regret: number of seeds, from --seed or 1 on")
+	f.Float64Var(&maxRegret, "max-regret", math.Inf(1), "with --regret: a larger share is an error")
+	f.Float64Var(&maxAlike, "max-alike", math.Inf(1), "with --regret: a larger share than in mode switch is an error in sync jobs whose ranks are alike")
 	return cmd
+}
+
+// writeRegrets writes a report, and fails where a bound is exceeded.
+func writeRegrets(env *env, r *tune.RegretReport, output string, maxRegret, maxAlike float64) error {
+	write := r.WriteText
+	if output == "json" {
+		write = r.WriteJSON
+	}
+	if err := write(env.stdout); err != nil {
+		return err
+	}
+	bad := r.Exceeding(maxRegret, maxAlike)
+	for _, why := range bad {
+		fmt.Fprintln(env.stderr, why)
+	}
+	if len(bad) > 0 {
+		return &exitError{code: exitDifferences}
+	}
+	return nil
 }

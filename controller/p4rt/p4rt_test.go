@@ -581,22 +581,31 @@ func TestPackets(t *testing.T) {
 func TestCounters(t *testing.T) {
 	s := p4rttest.New(t, newProgram(t))
 	s.SetCounter("I.reasons", []p4rt.Count{{1, 10}, {2, 20}, {3, 30}, {4, 40}})
+	reads := 0
+	s.OnRead = func() error { reads++; return nil }
 	session(t, s, func(ctx context.Context, sess *p4rt.Session) {
-		got, err := sess.Counter(ctx, "I.reasons")
-		if err != nil || fmt.Sprint(got) != "[{1 10} {2 20} {3 30} {4 40}]" {
-			t.Errorf("got %v, %v", got, err)
-		}
-		if _, err := sess.Counter(ctx, "I.sent"); err == nil {
-			t.Error("a counter that does not exist is read")
-		}
 		if err := sess.Upsert(ctx, plan(1), plan(2)); err != nil {
 			t.Fatal(err)
 		}
-		direct, err := sess.DirectCounter(ctx, "I.plan")
-		if err != nil || len(direct) != 2 || direct[plan(2).Key()] != (p4rt.Count{Packets: 1, Bytes: 1}) {
+		reads = 0
+		got, err := sess.Counts(ctx, []string{"I.reasons"}, []string{"I.plan"})
+		if err != nil || fmt.Sprint(got.Counters) != "map[I.reasons:[{1 10} {2 20} {3 30} {4 40}]]" {
+			t.Errorf("got %v, %v", got, err)
+		}
+		if reads != 1 {
+			t.Errorf("%d requests", reads)
+		}
+		direct := make(map[string]p4rt.Count)
+		for _, e := range got.Direct["I.plan"] {
+			direct[e.Entry.Key()] = e.Count
+		}
+		if len(direct) != 2 || direct[plan(2).Key()] != (p4rt.Count{Packets: 1, Bytes: 1}) {
 			t.Errorf("got %v, %v", direct, err)
 		}
-		if _, err := sess.DirectCounter(ctx, "I.plans"); err == nil {
+		if _, err := sess.Counts(ctx, []string{"I.sent"}, nil); err == nil {
+			t.Error("a counter that does not exist is read")
+		}
+		if _, err := sess.Counts(ctx, nil, []string{"I.plans"}); err == nil {
 			t.Error("a table that does not exist is read")
 		}
 	})

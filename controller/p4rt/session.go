@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
@@ -445,57 +446,73 @@ func (s *Session) Wipe(ctx context.Context, order ...string) error {
 	return nil
 }
 
-// Count is a counter's cell.
+// Count is a counter's cell. Bytes are those of whole frames.
 type Count struct{ Packets, Bytes uint64 }
 
-// Counter reads all cells of an indirect counter, by index.
-func (s *Session) Counter(ctx context.Context, name string) ([]Count, error) {
-	c := s.program.counters[name]
-	if c == nil {
-		return nil, fmt.Errorf("read counter %s: there is no such counter", name)
-	}
-	id := c.GetPreamble().GetId()
-	got, err := s.Read(ctx, &p4v1.Entity{Entity: &p4v1.Entity_CounterEntry{CounterEntry: &p4v1.CounterEntry{CounterId: id}}})
-	if err != nil {
-		return nil, fmt.Errorf("read counter %s: %w", name, err)
-	}
-	counts := make([]Count, c.GetSize())
-	for _, e := range got {
-		ce := e.GetCounterEntry()
-		i := ce.GetIndex().GetIndex()
-		if ce == nil || ce.GetCounterId() != id || i < 0 || i >= int64(len(counts)) {
-			continue
-		}
-		counts[i] = Count{uint64(ce.GetData().GetPacketCount()), uint64(ce.GetData().GetByteCount())}
-	}
-	return counts, nil
+// Counts are what the counters of a switch say at a moment.
+type Counts struct {
+	Counters map[string][]Count      // of indirect counters, by name: all cells, by index
+	Direct   map[string][]EntryCount // of tables' direct counters, by the table's name: in no order
 }
 
-// DirectCounter reads the counts of a table's entries, by the entry's key (see [Entry.Key]).
-func (s *Session) DirectCounter(ctx context.Context, tableName string) (map[string]Count, error) {
-	tab := s.program.tables[tableName]
-	if tab == nil {
-		return nil, fmt.Errorf("read direct counter of %s: there is no such table", tableName)
+// EntryCount is what a table's direct counter says of an entry.
+type EntryCount struct {
+	Entry Entry
+	Count
+}
+
+// Counts reads all cells of indirect counters, and the counts of all entries of the tables that are named, by one request.
+// Cells that the switch does not tell of are zero.
+func (s *Session) Counts(ctx context.Context, counters, tables []string) (Counts, error) {
+	out := Counts{Counters: make(map[string][]Count), Direct: make(map[string][]EntryCount)}
+	var wanted []*p4v1.Entity
+	cells := make(map[uint32][]Count) // of a counter's id
+	for _, name := range counters {
+		c := s.program.counters[name]
+		if c == nil {
+			return Counts{}, fmt.Errorf("read counter %s: there is no such counter", name)
+		}
+		id := c.GetPreamble().GetId()
+		wanted = append(wanted, &p4v1.Entity{Entity: &p4v1.Entity_CounterEntry{CounterEntry: &p4v1.CounterEntry{CounterId: id}}})
+		cells[id] = make([]Count, c.GetSize())
+		out.Counters[name] = cells[id]
 	}
-	got, err := s.Read(ctx, &p4v1.Entity{Entity: &p4v1.Entity_DirectCounterEntry{
-		DirectCounterEntry: &p4v1.DirectCounterEntry{TableEntry: &p4v1.TableEntry{TableId: tab.id}},
-	}})
+	for _, name := range tables {
+		tab := s.program.tables[name]
+		if tab == nil {
+			return Counts{}, fmt.Errorf("read direct counter of %s: there is no such table", name)
+		}
+		wanted = append(wanted, &p4v1.Entity{Entity: &p4v1.Entity_DirectCounterEntry{
+			DirectCounterEntry: &p4v1.DirectCounterEntry{TableEntry: &p4v1.TableEntry{TableId: tab.id}},
+		}})
+	}
+	got, err := s.Read(ctx, wanted...)
 	if err != nil {
-		return nil, fmt.Errorf("read direct counter of %s: %w", tableName, err)
+		return Counts{}, fmt.Errorf("read counters of %s: %w", strings.Join(slices.Concat(counters, tables), ", "), err)
 	}
-	counts := make(map[string]Count)
 	for _, e := range got {
+		if ce := e.GetCounterEntry(); ce != nil {
+			list, i := cells[ce.GetCounterId()], ce.GetIndex().GetIndex()
+			if 0 <= i && i < int64(len(list)) {
+				list[i] = countOf(ce.GetData())
+			}
+		}
 		dc := e.GetDirectCounterEntry()
-		if dc.GetTableEntry().GetTableId() != tab.id || dc.GetTableEntry().GetIsDefaultAction() {
+		tab := s.program.tableIDs[dc.GetTableEntry().GetTableId()]
+		if tab == nil || !slices.Contains(tables, tab.name) || dc.GetTableEntry().GetIsDefaultAction() {
 			continue
 		}
 		entry, err := s.program.decodeEntry(dc.GetTableEntry())
 		if err != nil {
-			return nil, err
+			return Counts{}, err
 		}
-		counts[entry.Key()] = Count{uint64(dc.GetData().GetPacketCount()), uint64(dc.GetData().GetByteCount())}
+		out.Direct[tab.name] = append(out.Direct[tab.name], EntryCount{entry.(Entry), countOf(dc.GetData())})
 	}
-	return counts, nil
+	return out, nil
+}
+
+func countOf(d *p4v1.CounterData) Count {
+	return Count{uint64(max(0, d.GetPacketCount())), uint64(max(0, d.GetByteCount()))}
 }
 
 // SendPacket sends a packet-out. A switch says nothing about one that it drops.

@@ -16,6 +16,13 @@ var (
 	SlotsFree = Desc("slots_free", "Slots of a switch or server that no job has leased.", "device")
 )
 
+// How long the program of a server has run while its agent measured that.
+var (
+	RunFrames  = Desc("run_frames_total", "Frames that a server's program has run for while its running time was measured.", "device")
+	RunSeconds = Desc("run_seconds_total", "Running time of a server's program while that was measured.", "device")
+	RunWatched = Desc("run_watched_seconds_total", "Time for which the running time of a server's program was measured.", "device")
+)
+
 var (
 	serverInfo = Desc("server_info", "1, with what the server is in its labels.", "device", "interface", "mode")
 	memory     = Desc("server_memory_bytes", "Memory for slots.", "device")
@@ -25,12 +32,12 @@ var (
 // Agent collects what the agent of an aggregation server tells: see [NewAgent].
 type Agent struct{ client api.AgentClient }
 
-// NewAgent returns the collector of a server, which asks the server's agent at every scrape.
+// NewAgent returns the collector of a server, which asks the server's agent at every scrape, and to measure running time.
 func NewAgent(client api.AgentClient) *Agent { return &Agent{client} }
 
 // Describe implements [prometheus.Collector].
 func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{Packets, Slots, SlotsFree, serverInfo, memory, lag} {
+	for _, d := range []*prometheus.Desc{Packets, Slots, SlotsFree, RunFrames, RunSeconds, RunWatched, serverInfo, memory, lag} {
 		ch <- d
 	}
 }
@@ -49,22 +56,35 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	ch <- Gauge(memory, float64(info.GetMemoryBytes()), name)
 	ch <- Gauge(Slots, float64(info.GetSlots()), name)
 	ch <- Gauge(SlotsFree, float64(info.GetSlotsFree()), name)
-	stats, err := a.client.Stats(ctx, &api.StatsRequest{})
+	stats, err := a.client.Stats(ctx, &api.StatsRequest{Measure: true})
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(Packets, err)
 		return
 	}
 	Counts(ch, Packets, name, stats.GetReasons())
+	Runs(ch, name, stats)
 	for _, r := range stats.GetRanks() {
 		ch <- lags(name, r)
 	}
 }
 
+// Runs emits how long a server's program has run.
+func Runs(ch chan<- prometheus.Metric, device string, stats *api.StatsReply) {
+	ch <- Counter(RunFrames, float64(stats.GetRunFrames()), device)
+	ch <- Counter(RunSeconds, float64(stats.GetRunNs())/1e9, device)
+	ch <- Counter(RunWatched, float64(stats.GetWatchedNs())/1e9, device)
+}
+
 // Counts emits a counter for each name, the value of the second label.
 func Counts(ch chan<- prometheus.Metric, desc *prometheus.Desc, device string, counts map[string]uint64) {
 	for name, n := range counts {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), device, name)
+		ch <- Counter(desc, float64(n), device, name)
 	}
+}
+
+// Counter makes a counter.
+func Counter(desc *prometheus.Desc, v float64, labels ...string) prometheus.Metric {
+	return prometheus.MustNewConstMetric(desc, prometheus.CounterValue, v, labels...)
 }
 
 // Gauge makes a gauge.

@@ -46,29 +46,40 @@ func follow(ctx context.Context, client api.ControllerClient, job string) (*deci
 	return d, nil
 }
 
-// moves waits for the end, has every decision decided again, and returns the moves. round returns which round of a rank was under way.
-func (d *decisions) moves(job string, round func(rank int, at time.Duration) int) (moves []results.Move, err error) {
+// read waits for the end, has every decision decided again, and notes in a job what was changed. round returns which round of a rank was under
+// way.
+func (d *decisions) read(j *results.Job, round func(rank int, at time.Duration) int) error {
 	if err := <-d.ended; !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("follow the policy of job %s: %s", job, status.Convert(err).Message())
+		return fmt.Errorf("follow the policy of job %s: %s", j.Name, status.Convert(err).Message())
 	}
-	traces, err := trace.Read("trace of job "+job, bytes.NewReader(d.trace.Bytes()))
+	traces, err := trace.Read("trace of job "+j.Name, bytes.NewReader(d.trace.Bytes()))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, t := range traces {
 		if err := t.Verify(); err != nil {
-			return nil, fmt.Errorf("policy of job %s: %w", job, err)
+			return fmt.Errorf("policy of job %s: %w", j.Name, err)
 		}
 	}
-	moves = []results.Move{}
+	return d.note(j, round)
+}
+
+// note notes in a job what the decisions have changed.
+func (d *decisions) note(j *results.Job, round func(rank int, at time.Duration) int) error {
+	j.Moves = []results.Move{}
+	enough, wait := 0, 0.0 // as the last decision has it
 	for i, text := range bytes.SplitAfter(d.trace.Bytes(), []byte("\n"))[:len(d.heard)] {
 		var line struct{ Decision adapt.Decision }
 		if err := json.Unmarshal(text, &line); err != nil {
-			return nil, fmt.Errorf("read the trace of job %s: %w", job, err)
+			return fmt.Errorf("read the trace of job %s: %w", j.Name, err)
 		}
 		for _, m := range line.Decision.Moves {
-			moves = append(moves, results.Move{Round: round(m.Rank, d.heard[i]), Rank: m.Rank, To: string(m.To), Why: m.Why})
+			j.Moves = append(j.Moves, results.Move{Round: round(m.Rank, d.heard[i]), Rank: m.Rank, To: string(m.To), Why: m.Why})
+		}
+		if x := &line.Decision; x.Quorum > 0 && (x.Quorum != enough || x.Wait != wait) {
+			enough, wait = x.Quorum, x.Wait
+			j.Quorums = append(j.Quorums, results.Quorum{Round: round(0, d.heard[i]), Ranks: enough, Wait: wait})
 		}
 	}
-	return moves, nil
+	return nil
 }

@@ -95,7 +95,7 @@ func (r *bedRun) run(ctx context.Context) (_ *results.Run, err error) {
 		if l.decided == nil {
 			continue
 		}
-		if j.Moves, err = l.decided.moves(j.Name, func(rank int, at time.Duration) int { return r.record.under(i, rank, at) }); err != nil {
+		if err := l.decided.read(j, func(rank int, at time.Duration) int { return r.record.under(i, rank, at) }); err != nil {
 			return nil, err
 		}
 	}

@@ -87,7 +87,7 @@ func (o *Options) checkConsistency() error {
 	}
 	able := ModesOf(c.Mode)
 	for _, mode := range o.Modes {
-		if c.Mode != controller.ModeSync && !slices.Contains(able, mode) {
+		if c.Mode != controller.ModeSync && !slices.Contains(able, mode) && !(o.isQuorum() && mode == ModeSteered) {
 			return usagef("mode %q with consistency %q, which needs servers: want %s", mode, c.Mode, strings.Join(able, " or "))
 		}
 	}

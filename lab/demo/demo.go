@@ -345,7 +345,7 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 		}
 	}
 	if mode == ModeSteered {
-		req.Policy = &api.Policy{Rule: policy.RuleStatic, Mode: string(policy.ModeSwitch), Pool: uint32(policy.SteerablePool(opts.Workers))}
+		req.Policy = &api.Policy{Rule: policy.RuleStatic, Mode: ModesOf(opts.Consistency.Mode)[0], Pool: uint32(policy.SteerablePool(opts.Workers))}
 	}
 	faults := bed.faults()
 	job, err := client.CreateJob(ctx, req)
@@ -375,9 +375,10 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 	}
 	var mu sync.Mutex
 	slowest, finished := make([]float64, vectors), make([]int, vectors)
-	plans := epochs{of: make([]uint16, vectors*opts.Buckets)}
+	plans := newEpochs(vectors * opts.Buckets)
 	steering := steerer{
-		client: client, job: job.Name, ranks: opts.Workers, random: rand.New(rand.NewPCG(opts.Seed, 0)), progress: opts.Progress,
+		client: client, job: job.Name, ranks: opts.Workers, modes: ModesOf(opts.Consistency.Mode), least: opts.Consistency.Quorum,
+		quorums: map[uint16]int{uint16(job.Epoch): int(job.Quorum)}, random: rand.New(rand.NewPCG(opts.Seed, 0)), progress: opts.Progress,
 	}
 	for _, s := range before.Servers {
 		steering.servers = append(steering.servers, s.Name)
@@ -396,7 +397,7 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 		}
 		number := r.line.Index*opts.Buckets + r.line.Bucket
 		wrong := verify(number, r)
-		if err := plans.agree(number, r.rank, r.line.Epoch); len(opts.Kills) == 0 {
+		if err := plans.agree(number, r.rank, r.line.Epoch, r.masks); len(opts.Kills) == 0 {
 			wrong = errors.Join(wrong, err) // what a rank lacks when parts die it gets under another epoch than those who have it
 		}
 		kills.took(r.rank, number, r.line.Began, r.line.Ended)
@@ -441,6 +442,9 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 	}
 	if mode == ModeSteered {
 		run.Changes = plans.changes()
+		if err := plans.enough(steering.quorums); err != nil && run.Exact {
+			run.Exact, run.Error = false, err.Error()
+		}
 		if err := steering.leftOver(ctx); err != nil {
 			return fail(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -13,10 +14,11 @@ import (
 
 	"xagg/api"
 	"xagg/policy"
+	"xagg/wire"
 )
 
 // ModeSteered is a mode beside [Modes]: the plan of the job changes at random while it runs, from mode to mode and from
-// server to server, as often as one change can follow the other.
+// server to server, and with a quorum from one to another and from wait to wait, as often as one change can follow the other.
 const ModeSteered = "steered"
 
 // steeredServers is the number of servers of a demo that steers.
@@ -30,18 +32,28 @@ type steerer struct {
 	client   api.ControllerClient
 	job      string
 	ranks    int
+	modes    []string // to draw from; the last needs three ranks
+	least    int      // ranks that are enough in any plan of a job with a quorum; 0 = it has none
 	servers  []string
 	random   *rand.Rand
 	progress func(format string, args ...any)
+	quorums  map[uint16]int // of the plans by epoch, with a quorum
 }
+
+// waits are what plans of a job with a quorum wait for.
+var waits = []time.Duration{0, time.Millisecond, 20 * time.Millisecond}
 
 // plan draws a plan that the job may get.
 func (s *steerer) plan() *api.Policy {
-	modes := 2
-	if s.ranks >= 3 {
-		modes = 3
+	modes := len(s.modes)
+	if s.ranks < 3 {
+		modes--
 	}
-	rule := &api.Policy{Rule: policy.RuleStatic, Mode: Modes[s.random.IntN(modes)]}
+	rule := &api.Policy{Rule: policy.RuleStatic, Mode: s.modes[s.random.IntN(modes)]}
+	if s.least > 0 {
+		rule.Quorum = uint32(s.least + s.random.IntN(s.ranks-s.least+1))
+		rule.WaitUs = new(uint32(waits[s.random.IntN(len(waits))].Microseconds()))
+	}
 	if rule.Mode == string(policy.ModeSwitch) {
 		return rule
 	}
@@ -71,6 +83,7 @@ func (s *steerer) run(ctx context.Context) error {
 		case err != nil:
 			return fmt.Errorf("change the plan: %w", err)
 		case job.Change != nil:
+			s.quorums[uint16(job.Change.Epoch)] = int(job.Change.Quorum)
 			s.progress("%s: to epoch %d: %s", ModeSteered, job.Change.Epoch, job.Change.Explanation)
 		}
 	}
@@ -143,19 +156,40 @@ func (s *steerer) leftOver(ctx context.Context) error {
 
 // epochs are the epochs of the all-reduces of a job.
 type epochs struct {
-	mu sync.Mutex
-	of []uint16 // by all-reduce, 0 = not known yet
+	mu    sync.Mutex
+	of    []uint16 // by all-reduce, 0 = not known yet
+	least []int    // by all-reduce: contributors of the chunk that had the fewest
 }
 
-// agree returns an error when a rank ran an all-reduce under another plan than the others.
-func (e *epochs) agree(index, rank int, epoch uint16) error {
+func newEpochs(allReduces int) *epochs {
+	return &epochs{of: make([]uint16, allReduces), least: make([]int, allReduces)}
+}
+
+// agree returns an error when a rank ran an all-reduce, whose chunks have these contributors, under another plan than the
+// others.
+func (e *epochs) agree(index, rank int, epoch uint16, masks []uint64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
 	case e.of[index] == 0:
-		e.of[index] = epoch
+		e.of[index], e.least[index] = epoch, wire.MaxRanks
+		for _, m := range masks {
+			e.least[index] = min(e.least[index], bits.OnesCount64(m))
+		}
 	case e.of[index] != epoch:
 		return fmt.Errorf("all-reduce %d: rank %d ended it under epoch %d, another rank under %d", index, rank, epoch, e.of[index])
+	}
+	return nil
+}
+
+// enough returns an error where a chunk had fewer contributors than the plan of its epoch wants.
+func (e *epochs) enough(quorums map[uint16]int) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i, epoch := range e.of {
+		if want, known := quorums[epoch]; !known || e.least[i] < want {
+			return fmt.Errorf("all-reduce %d: a chunk has %d contributors, and the plan of epoch %d wants %d", i, e.least[i], epoch, want)
+		}
 	}
 	return nil
 }

@@ -100,7 +100,8 @@ func TestMetrics(t *testing.T) {
 	if err := reduce(t.Context(), l, "done", set, 4, []int{0, 1, 2}, func(int, replay.Reduced) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
-	createJob(t, l, &api.CreateJobRequest{Name: "train", Ranks: 2, MaxElems: 256, Policy: &api.Policy{Rule: "static", Mode: "switch", Pool: 16}})
+	createJob(t, l, &api.CreateJobRequest{Name: "train", Ranks: 2, MaxElems: 256, Adapt: "{rule: outlier, dry_run: true}",
+		Policy: &api.Policy{Rule: "static", Mode: "switch", Pool: 16}})
 	workers := make(chan *worker.Worker, 2)
 	for rank := range 2 {
 		go func() {
@@ -130,6 +131,7 @@ func TestMetrics(t *testing.T) {
 	for rank := range uint32(2) {
 		if _, err := client.Report(t.Context(), &api.ReportRequest{
 			Job: "train", Rank: rank, Id: train.Id, Progress: &api.Progress{Waiting: rank == 0, Round: 7 + rank},
+			Rounds: []*api.Round{{Round: 6, ComputeUs: 600, CommUs: 400, Chunks: 10, Late: 1, HeldUs: 8000, BlockedUs: 2000}},
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -173,6 +175,11 @@ func TestMetrics(t *testing.T) {
 		{"xagg_job_recovering", []string{"job=train"}, 0},
 		{"xagg_job_round", []string{"job=train"}, 7},
 		{"xagg_job_ranks_waiting", []string{"job=train"}, 1},
+		{"xagg_job_slot_occupancy", []string{"job=train"}, 8.0 / 16},
+		{"xagg_job_blocked_slot_seconds", []string{"job=train"}, 0.002},
+		{"xagg_job_late_share", []string{"job=train"}, 0.1},
+		{"xagg_job_partial_share", []string{"job=train"}, 0},
+		{"xagg_run_frames_total", []string{"device=s0"}, 0}, // user space
 	} {
 		m := value(t, controller, tt.name, tt.labels...)
 		if got := m.GetGauge().GetValue() + m.GetCounter().GetValue(); got != tt.want {

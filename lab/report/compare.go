@@ -573,8 +573,12 @@ func (c *comparison) decisions(of string, job *results.JobResult) []Block {
 		var ranks []uint64
 		for _, d := range decided {
 			fmt.Fprintf(&text, "%s, repetition %d:", mode, d.Repetition+1)
+			if len(d.Moves) == 0 {
+				text.WriteString(" nobody is moved")
+			}
+			text.WriteString("\n")
 			for i, move := range d.Moves {
-				fmt.Fprintf(&text, "\n  round %d: rank %d to the %s: %s", move.Round, move.Rank, move.To, move.Why)
+				fmt.Fprintf(&text, "  round %d: rank %d to the %s: %s\n", move.Round, move.Rank, move.To, move.Why)
 				if i == 0 {
 					first = append(first, move.Round)
 				}
@@ -582,10 +586,9 @@ func (c *comparison) decisions(of string, job *results.JobResult) []Block {
 					ranks = append(ranks, rank)
 				}
 			}
-			if len(d.Moves) == 0 {
-				text.WriteString(" nobody is moved")
+			for _, q := range d.Quorums {
+				fmt.Fprintf(&text, "  round %d: a quorum of %d, chunks wait %s ms for more\n", q.Round, q.Ranks, milliseconds(q.Wait))
 			}
-			text.WriteString("\n")
 			moves = append(moves, len(d.Moves))
 		}
 		who := Cell{Text: numbers(ranks)}

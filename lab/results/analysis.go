@@ -85,6 +85,7 @@ type Cell struct {
 type Decided struct {
 	Repetition int // from 0
 	Moves      []Move
+	Quorums    []Quorum
 }
 
 // Cost is what a scenario's runs in a mode took from the machine.
@@ -325,7 +326,7 @@ func cell(i int, trials []trial) Cell {
 		rounds += len(j.Comm[0])
 		c.Error = max(c.Error, j.Error)
 		if j.Moves != nil {
-			c.Decided = append(c.Decided, Decided{t.Repetition, j.Moves})
+			c.Decided = append(c.Decided, Decided{t.Repetition, j.Moves, j.Quorums})
 		}
 		if f := mean(j.take(j.Floor)); f > 0 {
 			ofFloor = append(ofFloor, j.comm()/f)

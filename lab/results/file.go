@@ -201,6 +201,11 @@ func (j *Job) check() error {
 			return fmt.Errorf("rank %d is moved in round %d, there are %d ranks and %d rounds", m.Rank, m.Round, ranks, rounds)
 		}
 	}
+	for _, q := range j.Quorums {
+		if q.Ranks < 1 || q.Ranks > ranks || q.Wait < 0 || q.Round >= rounds {
+			return fmt.Errorf("%d ranks are enough after %g s from round %d on, there are %d ranks and %d rounds", q.Ranks, q.Wait, q.Round, ranks, rounds)
+		}
+	}
 	if len(j.take(j.Comm)) == 0 {
 		return errors.New("all rounds were skipped")
 	}

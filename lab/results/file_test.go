@@ -116,6 +116,7 @@ func TestReadErrors(t *testing.T) {
 		"rounds":          {run(func(r *Run) { r.Jobs[0].Round[2] = []float64{1} }), "round of rank 2 has 1 rounds"},
 		"negative":        {run(func(r *Run) { r.Jobs[0].Comm[1][1] = -1 }), "comm of rank 1: -1 seconds"},
 		"moves":           {run(func(r *Run) { r.Jobs[0].Moves = []Move{{Round: -1, Rank: 4, To: "server"}} }), "rank 4 is moved in round -1, there are 4 ranks and 5 rounds"},
+		"quorum":          {run(func(r *Run) { r.Jobs[0].Quorums = []Quorum{{Round: 1, Ranks: 5}} }), "5 ranks are enough after 0 s from round 1 on"},
 		"moves late":      {run(func(r *Run) { r.Jobs[0].Moves = []Move{{Round: 5, Rank: 1, To: "server"}} }), "rank 1 is moved in round 5"},
 		"skipped":         {run(func(r *Run) { r.Jobs[0].Skipped = [][]int{nil, {1, 5}} }), "rank 1 has skipped rounds [1 5] of 5"},
 		"skipped twice":   {run(func(r *Run) { r.Jobs[0].Skipped = [][]int{{1, 1}} }), "rank 0 has skipped rounds [1 1] of 5"},

@@ -89,6 +89,8 @@ type Job struct {
 	// Moves are the ranks that the policy of a mode whose plan follows what is measured has moved, in the order of time, warm-up included; nil in
 	// other modes.
 	Moves []Move `json:"moves,omitzero"`
+	// Quorums are what such a policy has made of a quorum job's, likewise.
+	Quorums []Quorum `json:"quorums,omitempty"`
 }
 
 // Move is a rank that is summed elsewhere from then on.
@@ -97,6 +99,13 @@ type Move struct {
 	Rank  int    `json:"rank"`
 	To    string `json:"to"`  // "switch" or "server"
 	Why   string `json:"why"` // what the rule says
+}
+
+// Quorum is how many ranks are enough for a result from then on, and how long chunks wait for more.
+type Quorum struct {
+	Round int     `json:"round"` // of rank 0, as [Move.Round]
+	Ranks int     `json:"ranks"`
+	Wait  float64 `json:"wait"` // s
 }
 
 // Sample is a look at what a job holds on servers.

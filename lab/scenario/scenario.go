@@ -105,3 +105,10 @@ type Episode struct {
 	From   int     `yaml:"from"`
 	To     int     `yaml:"to"`
 }
+
+// Alike reports whether all ranks of a job are alike in all that a scenario says of them.
+func (s *Scenario) Alike(job int) bool {
+	j := &s.Jobs[job]
+	c := &j.Compute
+	return len(j.Links) == 0 && len(j.Loss) == 0 && len(c.Slow) == 0 && c.Jitter == 0 && c.Moving == nil && len(c.Episodes) == 0
+}

@@ -32,6 +32,9 @@ type Limits struct {
 	MinSteered int `yaml:"min_steered"`
 	// Pin are ranks that stay where they are told, "switch" or "server", whatever they do.
 	Pin map[int]Place `yaml:"pin"`
+	// Quorum has a rule that predicts choose how many ranks of a quorum job are enough, from the job's own number on, and how long chunks are kept
+	// open for more. Else both stay as they are.
+	Quorum bool `yaml:"quorum"`
 	// Freeze leaves every rank where it is, but for the pinned. DryRun decides, and says what it would do, but does nothing.
 	Freeze bool `yaml:"freeze"`
 	DryRun bool `yaml:"dry_run"`
@@ -157,7 +160,16 @@ type State struct {
 	Formed bool        `json:"formed,omitempty"` // there has been a cohort
 	Late   uint64      `json:"late,omitempty"`   // ranks that were late in the round that was judged last
 	Steady int         `json:"steady,omitempty"` // rounds since one became late
-	Last   float64     `json:"last"`             // time of the last snapshot
+	Choice Choice      `json:"choice,omitzero"`
+	Last   float64     `json:"last"` // time of the last snapshot
+}
+
+// Choice is what an engine knows of the quorum that its rule wants.
+type Choice struct {
+	Quorum int     `json:"quorum"`
+	Rounds int     `json:"rounds"` // for which it has wanted it
+	Made   bool    `json:"made"`   // there was a change, and Since is when
+	Since  float64 `json:"since"`
 }
 
 // RankState is what an engine knows of a rank.
@@ -230,20 +242,53 @@ func (e *Engine) Step(s *telemetry.Snapshot) Decision {
 	}
 	e.state.Last = s.Time
 	v, err := e.rule.judge(s, e.bounds(s))
+	passed := 0
 	switch {
 	case err != nil:
 		d.Error = err.Error()
 	case len(v.scores) > 0:
 		d.Alternatives = v.alternatives
-		e.judge(s, v, &d)
+		passed = e.judge(s, v, &d)
 	}
 	e.move(s, &d)
+	if e.limits.Quorum && v.quorum > 0 && d.Error == "" {
+		e.choose(s, v, passed, &d)
+	}
 	return d
 }
 
-// judge notes on which side of the thresholds ranks are. Ranks report ten times a second: where rounds are shorter, a snapshot counts for
+// choose decides how many ranks are enough and how long chunks are kept open: what the rule wants, once it has wanted the same number for as many rounds as
+// bring a rank back, and within the limits of moves.
+func (e *Engine) choose(s *telemetry.Snapshot, v verdict, passed int, d *Decision) {
+	c := &e.state.Choice
+	if v.quorum != c.Quorum {
+		*c = Choice{Quorum: v.quorum, Since: c.Since, Made: c.Made}
+	}
+	c.Rounds += min(passed, (e.rule.Leave.For+1)/2)
+	quorum, wait := int(s.Job.Quorum), s.Job.Wait
+	same := v.quorum == quorum && math.Abs(v.wait-wait) <= max(wait/4, 0.001)
+	switch {
+	case same || c.Rounds < e.rule.Leave.For || e.limits.Freeze:
+	case c.Made && s.Time-c.Since < e.limits.Dwell.Seconds():
+	case len(e.state.Moves) == e.limits.Moves && s.Time-e.state.Moves[0] < 60:
+	default:
+		d.Quorum, d.Wait = v.quorum, v.wait
+		if !e.limits.DryRun {
+			c.Since, c.Made = s.Time, true
+			e.count(s.Time)
+		}
+	}
+}
+
+// count notes a move, for the limit.
+func (e *Engine) count(now float64) {
+	e.state.Moves = append(e.state.Moves, now)
+	e.state.Moves = e.state.Moves[max(0, len(e.state.Moves)-e.limits.Moves):]
+}
+
+// judge notes on which side of the thresholds ranks are, and returns of how many rounds the snapshot is news. Ranks report ten times a second: where rounds are shorter, a snapshot counts for
 // all the rounds since the one before, but for no more than half of those that a threshold wants, so that none moves a rank by itself.
-func (e *Engine) judge(s *telemetry.Snapshot, v verdict, d *Decision) {
+func (e *Engine) judge(s *telemetry.Snapshot, v verdict, d *Decision) int {
 	n := e.passed(s)
 	if n > 0 {
 		e.state.Judged, e.state.Round = true, s.Job.Round
@@ -263,6 +308,7 @@ func (e *Engine) judge(s *telemetry.Snapshot, v verdict, d *Decision) {
 		w.Enter = bits.OnesCount64(r.Enter & newest(e.rule.Enter.Of))
 		w.Leave = bits.OnesCount64(r.Leave & newest(e.rule.Leave.Of))
 	}
+	return n
 }
 
 // passed returns for how many rounds a snapshot is news: 0 if it tells of none.
@@ -376,8 +422,7 @@ func (e *Engine) carry(s *telemetry.Snapshot, d *Decision, wishes []wish, togeth
 		w.Place = x.to
 		e.state.Ranks[x.rank] = RankState{Since: s.Time, Moved: !first}
 		if !first {
-			e.state.Moves = append(e.state.Moves, s.Time)
-			e.state.Moves = e.state.Moves[max(0, len(e.state.Moves)-e.limits.Moves):]
+			e.count(s.Time)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/bits"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -327,6 +328,52 @@ func TestFirstCohort(t *testing.T) {
 	}
 	if steered != 0xff {
 		t.Errorf("servers had better sum all, and sum %b", steered)
+	}
+}
+
+// TestChoosesQuorum: where a policy lets it, a rule that predicts has all ranks waited for while they keep step, and no longer for one that does not.
+func TestChoosesQuorum(t *testing.T) {
+	for _, allowed := range []bool{true, false} {
+		c := DefaultConfig()
+		c.Quorum = allowed
+		engine, err := c.New(4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now, steered, quorum, wait := 0.0, uint64(1), 3, 0.0
+		rounds := func(n int, last float64) (changes int) {
+			for range n {
+				now++
+				s := &telemetry.Snapshot{Time: now, Job: telemetry.Job{Size: 4, Round: now, Rounds: now, Quorum: float64(quorum), Least: 3, Wait: wait},
+					Servers: []telemetry.Server{{Name: "s0", Ready: true}}}
+				for i := range 4 {
+					x := 0.1
+					if i == 0 {
+						x = last
+					}
+					s.Ranks = append(s.Ranks, telemetry.Rank{Rank: float64(i), Steered: steered>>i&1 != 0, OwnP50: 0.01, Ready: slices.Repeat([]float64{x}, 8)})
+				}
+				d := engine.Step(s)
+				steered = d.Steered
+				if d.Quorum != 0 {
+					quorum, wait = d.Quorum, d.Wait
+					changes++
+				}
+			}
+			return changes
+		}
+		for _, step := range []struct {
+			last float64
+			want int
+		}{{0.1, 4}, {0.4, 3}, {0.1, 4}} {
+			changes, want := rounds(10, step.last), 1
+			if !allowed {
+				want, step.want = 0, 3
+			}
+			if quorum != step.want || changes != want || wait != 0 {
+				t.Errorf("allowed %v, the last after %v: %d within %v after %d changes, want %d", allowed, step.last, quorum, wait, changes, step.want)
+			}
+		}
 	}
 }
 

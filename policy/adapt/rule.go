@@ -27,7 +27,9 @@ type verdict struct {
 	holds        []bool    // by rank: whether the rule's condition does; nil = it has none
 	alternatives []Alternative
 	late         uint64 // ranks that are late
-	steady       int    // for how many rounds no rank must have become late before ranks join the cohort
+	quorum       int    // how many ranks of a quorum job might be enough, and
+	wait         float64
+	steady       int // for how many rounds no rank must have become late before ranks join the cohort
 }
 
 // ByScore returns the rule of an expression.
@@ -42,7 +44,7 @@ func ByScore(r *rules.Rule) Rule {
 func ByCost(p cost.Params) Rule {
 	return Rule{cost.Name, cost.About, p.Enter, p.Leave, func(s *telemetry.Snapshot, b cost.Bounds) (verdict, error) {
 		j := p.Judge(s, b)
-		return verdict{scores: j.Scores, alternatives: j.Alternatives, late: j.Late, steady: j.Steady}, nil
+		return verdict{scores: j.Scores, alternatives: j.Alternatives, late: j.Late, steady: j.Steady, quorum: j.Quorum, wait: j.Wait}, nil
 	}}
 }
 

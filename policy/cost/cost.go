@@ -36,6 +36,9 @@ type Params struct {
 	// Trust is for how many rounds no rank must have become late before ranks of a quorum job join the cohort, for each round that the
 	// latest rank is late, 0..1000: what one has done another may do, and a rank of the cohort that is late keeps the others waiting.
 	Trust float64 `yaml:"trust"`
+	// Slack is what a larger quorum, and a longer wait, may add to a round, as a share of what it takes with the job's own quorum and without a
+	// wait, 0..1. It counts where a policy may choose them.
+	Slack float64 `yaml:"slack"`
 	// Enter and Leave are the thresholds of a rank's score, in the same manner as those of other rules: by how much of the best
 	// division's cost the best one with the rank on the switch is dearer than the best one with the rank on a server.
 	Enter rules.Enter `yaml:"enter"`
@@ -44,7 +47,7 @@ type Params struct {
 
 // DefaultParams returns what holds unless a policy says otherwise.
 func DefaultParams() Params {
-	return Params{Price: 0.1, Hop: 0.1, Trust: 16, Enter: rules.Enter{Above: 0.02, For: 2, Of: 3}, Leave: rules.Leave{Below: 0.005, For: 2, Of: 2}}
+	return Params{Price: 0.1, Hop: 0.1, Trust: 16, Slack: 0.02, Enter: rules.Enter{Above: 0.02, For: 2, Of: 3}, Leave: rules.Leave{Below: 0.005, For: 2, Of: 2}}
 }
 
 // UnmarshalYAML reads parameters on top of the defaults.
@@ -63,7 +66,7 @@ func (p *Params) Validate() error {
 	for _, f := range []struct {
 		name       string
 		value, max float64
-	}{{"price", p.Price, 10}, {"hop", p.Hop, 10}, {"trust", p.Trust, 1000}} {
+	}{{"price", p.Price, 10}, {"hop", p.Hop, 10}, {"trust", p.Trust, 1000}, {"slack", p.Slack, 1}} {
 		if !(f.value >= 0 && f.value <= f.max) {
 			return &policy.FieldError{Field: f.name, Err: fmt.Errorf("%v: want 0 to %v", f.value, f.max)}
 		}
@@ -99,6 +102,11 @@ type Judgement struct {
 	// before ranks join the cohort of a quorum job.
 	Late   uint64
 	Steady int
+	// Quorum and Wait are the most ranks, and the longest time in seconds, that results of a quorum job can wait for within the slack under the
+	// cheapest division: the most ranks that are hardly ever waited for, and the time in which those that are not late are there in 95 % of
+	// the rounds. 0 in sync jobs.
+	Quorum int
+	Wait   float64
 }
 
 // Least is the number of rounds that everybody has to have reported under the present plan before anything is concluded.
@@ -130,10 +138,15 @@ func (p *Params) Judge(s *telemetry.Snapshot, b Bounds) Judgement {
 			j.Late |= 1 << i
 		}
 	}
+	slices.SortStableFunc(j.Alternatives, func(a, b Alternative) int { return cmp.Compare(a.Cost, b.Cost) })
 	if m.quorum > 0 {
 		j.Steady = int(p.Trust * latest)
+		least := int(s.Job.Least)
+		if least == 0 { // it is not known
+			least = m.quorum
+		}
+		j.Quorum, j.Wait = m.choose(j.Alternatives[0].Steered, least, j.Late)
 	}
-	slices.SortStableFunc(j.Alternatives, func(a, b Alternative) int { return cmp.Compare(a.Cost, b.Cost) })
 	return j
 }
 
@@ -145,6 +158,7 @@ type model struct {
 	there   uint64      // ranks that are not gone
 	quorum  int         // 0 = sync
 	rounds  [][]float64 // when ranks were ready, by round and rank
+	sorted  [][]float64 // the same of those that are there, the earliest first
 	closed  []float64   // by round: when chunks would be closed if there were no cohort
 	mean    float64     // of these
 	late    []float64   // by rank: its mean lateness behind the ranks that are enough, or the middle one in a sync job
@@ -167,7 +181,7 @@ func newModel(p *Params, s *telemetry.Snapshot) (*model, bool) {
 		}
 	}
 	there := bits.OnesCount64(m.there)
-	if there == 0 || rounds < Least || m.quorum > there || m.quorum == 0 && there < m.ranks {
+	if there == 0 || rounds < Least || max(m.quorum, int(s.Job.Least)) > there || m.quorum == 0 && there < m.ranks {
 		return nil, false
 	}
 	m.own /= 1 + p.Hop*m.hops(m.present)
@@ -180,11 +194,10 @@ func newModel(p *Params, s *telemetry.Snapshot) (*model, bool) {
 	for i := range s.Ranks {
 		worst[i] = second(s.Ranks[i].Ready, rounds)
 	}
-	all, sorted := make([]float64, rounds*m.ranks), make([]float64, 0, m.ranks)
-	m.rounds, m.closed = make([][]float64, 0, rounds), make([]float64, 0, rounds)
+	all := make([]float64, 2*rounds*m.ranks)
+	m.rounds, m.sorted, m.closed = make([][]float64, 0, rounds), make([][]float64, 0, rounds), make([]float64, 0, rounds)
 	for t := range rounds {
-		ready := all[t*m.ranks:][:m.ranks]
-		sorted = sorted[:0]
+		ready, sorted := all[2*t*m.ranks:][:m.ranks], all[(2*t+1)*m.ranks:][:0]
 		for i := range s.Ranks {
 			if r := s.Ranks[i].Ready; len(r) > 0 {
 				ready[i] = min(r[len(r)-rounds+t], worst[i])
@@ -194,9 +207,9 @@ func newModel(p *Params, s *telemetry.Snapshot) (*model, bool) {
 		slices.Sort(sorted)
 		closed := sorted[there-1]
 		if m.quorum > 0 {
-			closed = min(closed, max(sorted[m.quorum-1], sorted[0]+s.Job.Wait))
+			closed = closes(sorted, m.quorum, s.Job.Wait)
 		}
-		m.rounds, m.closed = append(m.rounds, ready), append(m.closed, closed)
+		m.rounds, m.sorted, m.closed = append(m.rounds, ready), append(m.sorted, sorted), append(m.closed, closed)
 		m.mean += closed / float64(rounds)
 		for i := range ready {
 			m.late[i] += max(0, ready[i]-sorted[middle]) / float64(rounds)
@@ -276,6 +289,44 @@ func (m *model) predict(steered uint64) Alternative {
 	}
 	a.Cost = a.Round + m.Price*a.Blocked
 	return a
+}
+
+// closes returns when servers close chunks for which so many ranks are enough, when ranks are ready at these times, the earliest first.
+func closes(ready []float64, quorum int, wait float64) float64 {
+	return min(ready[len(ready)-1], max(ready[quorum-1], ready[0]+wait))
+}
+
+// choose returns the quorum, from least on, and the wait of [Judgement].
+func (m *model) choose(steered uint64, least int, late uint64) (quorum int, wait float64) {
+	round := func(quorum int, wait float64) (mean float64) {
+		for t, ready := range m.rounds {
+			last := closes(m.sorted[t], quorum, wait)
+			for c := m.there &^ steered; c != 0; c &= c - 1 {
+				last = max(last, ready[bits.TrailingZeros64(c)])
+			}
+			mean += last / float64(len(m.rounds))
+		}
+		return mean
+	}
+	most := (1 + m.Slack) * round(least, 0)
+	quorum = least
+	for quorum < bits.OnesCount64(m.there) && round(quorum+1, 0) <= most {
+		quorum++
+	}
+	var spreads []float64
+	for t, ready := range m.rounds {
+		last := 0.0
+		for c := m.there &^ late; c != 0; c &= c - 1 {
+			last = max(last, ready[bits.TrailingZeros64(c)])
+		}
+		spreads = append(spreads, max(0, last-m.sorted[t][0]))
+	}
+	slices.Sort(spreads)
+	wait = spreads[max(0, int(math.Ceil(0.95*float64(len(spreads))))-1)]
+	if round(quorum, wait) > most {
+		wait = 0
+	}
+	return quorum, wait
 }
 
 // scores returns of each rank by how much of the cheapest alternative's cost it is dearer to have it on the switch: 1 where it cannot be

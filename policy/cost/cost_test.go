@@ -129,6 +129,39 @@ func TestScores(t *testing.T) {
 	}
 }
 
+// TestChoose: as many ranks are waited for, and for as long, as costs next to nothing.
+func TestChoose(t *testing.T) {
+	p := DefaultParams()
+	for _, tt := range []struct {
+		name   string
+		least  int
+		ready  [][]float64
+		quorum int
+		wait   float64
+	}{
+		{"all alike", 2, steady(8, 1, 1, 1, 1), 4, 0},
+		{"hardly apart", 2, steady(8, 1, 1.001, 1.002, 1.01), 4, 0.01},
+		{"one is late", 2, steady(8, 1, 1, 1, 4), 3, 0},
+		{"two are late, and one of them has to be waited for", 3, steady(8, 1, 1, 3, 4), 3, 0},
+		// The third comes 0.4 after the first in half of the rounds: neither it nor so long a wait is free.
+		{"one is late now and then", 2, [][]float64{{1, 1, 1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 1, 1, 1}, {1, 1.4, 1, 1.4, 1, 1.4, 1, 1.4}}, 2, 0},
+	} {
+		s := snapshot(tt.least, 1<<len(tt.ready)-1, tt.ready)
+		j := p.Judge(s, Bounds{Cohort: 2, Serving: 1})
+		if j.Quorum != tt.quorum || !near(math.Round(j.Wait*1e9)/1e9, tt.wait) {
+			t.Errorf("%s: %d within %v, want %d within %v", tt.name, j.Quorum, j.Wait, tt.quorum, tt.wait)
+		}
+		// What is chosen stands when it is the plan's.
+		s.Job.Quorum, s.Job.Wait = float64(j.Quorum), j.Wait
+		if again := p.Judge(s, Bounds{Cohort: 2, Serving: 1}); again.Quorum != tt.quorum || again.Wait != j.Wait {
+			t.Errorf("%s: %d within %v, then %d within %v", tt.name, j.Quorum, j.Wait, again.Quorum, again.Wait)
+		}
+	}
+	if j := p.Judge(snapshot(0, 0, steady(8, 1, 1, 1)), Bounds{Cohort: 2}); j.Quorum != 0 || j.Wait != 0 {
+		t.Errorf("a sync job: %+v", j)
+	}
+}
+
 // TestCuts: of ranks that need the same time in every round, no division whatever makes rounds shorter than the best cut.
 func TestCuts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

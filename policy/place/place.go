@@ -7,9 +7,10 @@
 //  1. Every job has a place: its own pool where it asks for one, or else a pool of at least 1, and memory at one server at
 //     least where servers may sum for it. Otherwise the answer is a [*ShortError].
 //  2. Pools are fair: the smallest ratio of pool to weight is as large as it can be, then the next one, and so on. No pool is
-//     larger than is of use. All together the jobs get their weights' part of the slots that are not kept for jobs to come.
-//  3. Servers are even: the sum of the squares of their loads is as small as it can be; of choices that are equal in that,
-//     jobs are spread over as many servers as they may have.
+//     larger than is of use. All together the jobs get no more than their weights' part of the slots, and of what is free they
+//     leave the share that is kept for jobs to come, but for pools that are asked for and pools of 1.
+//  3. Servers are even: the sum of the squares of their loads, in streams of packets, is as small as it can be; of choices
+//     that are equal in that, jobs are spread over as many servers as they may have.
 //
 // The first two are solved exactly, apart from memory so tight that packing it becomes hard. The third is for few jobs with
 // few servers, and a local optimum for many; [Placement.Even] says which.
@@ -69,6 +70,7 @@ type Held struct {
 	Switch        string
 	Base, Size    int      // of its slots at the switch
 	Servers       []string // that it has memory at
+	Streams       int      // of packets that come to these, all together: [policy.Plan.Streams]
 	Memory        uint64   // slots of each of them
 }
 
@@ -248,7 +250,7 @@ func (p *Problem) explain(i, all int, d *dealt, s *share, at *Placement) string 
 	case s.asked > s.quota:
 		fmt.Fprintf(&b, "; it asked for more than its quota, %s", quota)
 	case s.asked == 0 && s.pool < min(s.useful, s.quota):
-		fmt.Fprintf(&b, "; more would be of use, up to %d, but is not free in a row; its quota is %s", s.useful, quota)
+		fmt.Fprintf(&b, "; more would be of use, up to %d, but what is free beside what is kept for jobs to come is too little or scattered; its quota is %s", s.useful, quota)
 	case s.asked == 0 && s.pool < s.useful:
 		fmt.Fprintf(&b, "; more would be of use, up to %d; its quota is %s", s.useful, quota)
 	}

@@ -28,7 +28,7 @@ func problems(t *rapid.T) *Problem {
 	}
 	for i := range rapid.IntRange(0, 2).Draw(t, "held") {
 		sw := rapid.IntRange(0, len(p.Switches)-1).Draw(t, "switch")
-		h := Held{Job: fmt.Sprint("held", i), Weight: rapid.IntRange(1, 4).Draw(t, "weight"), Ranks: rapid.IntRange(1, 8).Draw(t, "ranks"),
+		h := Held{Job: fmt.Sprint("held", i), Weight: rapid.IntRange(1, 4).Draw(t, "weight"), Streams: rapid.IntRange(1, 8).Draw(t, "streams"),
 			Switch: p.Switches[sw].Name, Memory: uint64(rapid.IntRange(1, 5).Draw(t, "memory"))}
 		h.Size = policy.SlotsPerPool << rapid.IntRange(0, 3).Draw(t, "pool")
 		h.Base = rapid.IntRange(0, 80).Draw(t, "base")
@@ -96,7 +96,7 @@ func use(t interface{ Fatalf(string, ...any) }, p *Problem, placed []Placement) 
 	}
 	for _, h := range p.Held {
 		take(h.Job, h.Switch, h.Base, h.Size)
-		at(h.Servers, h.Memory, h.Ranks, true)
+		at(h.Servers, h.Memory, h.Streams, true)
 	}
 	for i, pl := range placed {
 		take(pl.Job, pl.Switch, pl.Base, policy.SlotsPerPool*pl.Pool)
@@ -268,7 +268,7 @@ func TestOracle(t *testing.T) {
 			}
 		}
 		asking, all := p.weights()
-		o.pools(0, useful, make([]int, len(p.Jobs)), QuotaSlots(p.slots(), p.Reserve, asking, all)/policy.SlotsPerPool)
+		o.pools(0, useful, make([]int, len(p.Jobs)), min(QuotaSlots(p.slots(), p.Reserve, asking, all), int(p.within(float64(p.free()))))/policy.SlotsPerPool)
 		if err != nil {
 			if short, ok := errors.AsType[*ShortError](err); !ok || short.Need <= short.Free {
 				t.Fatalf("%v", err)
@@ -429,7 +429,7 @@ func TestMany(t *testing.T) {
 	}
 }
 
-// TestPacking needs jobs to be put where they do not fit best: the largest first leaves no server for those that may have one alone.
+// TestPacking has jobs that leave the server to others which may have no other one.
 func TestPacking(t *testing.T) {
 	p := &Problem{Switches: []Switch{{"sw", 4096}}, Servers: []Server{{"s0", 1000, 30}, {"s1", 1001, 30}}}
 	for i := range 60 {
@@ -447,6 +447,22 @@ func TestPacking(t *testing.T) {
 		if want := []string{"s1", "s0"}[i/30]; !slices.Equal(pl.Servers, []string{want}) {
 			t.Errorf("job %s is at %v, want %s", pl.Job, pl.Servers, want)
 		}
+	}
+}
+
+// TestPackingGivesUp: of jobs that there is memory for in sum, but that no packing can hold, it is said that the search was bounded.
+func TestPackingGivesUp(t *testing.T) {
+	p := &Problem{Switches: []Switch{{"sw", 4096}}}
+	for i := range 20 { // two jobs of 34 each have room in 100
+		p.Servers = append(p.Servers, Server{fmt.Sprintf("s%02d", i), 100, 0})
+	}
+	for i := range 58 {
+		p.Jobs = append(p.Jobs, Job{Input: policy.Input{Job: fmt.Sprintf("j%02d", i), Ranks: 2}, Weight: 1, Memory: 34, Rule: policy.Static{Mode: policy.ModeServer}})
+	}
+	_, err := p.Solve()
+	if short, ok := errors.AsType[*ShortError](err); !ok || short.Need != 34 || short.Free != 32 ||
+		!strings.HasPrefix(short.Hint, fmt.Sprintf("no way to put all jobs was found in %d tries; start a server", packTries)) {
+		t.Errorf("got %v", err)
 	}
 }
 
@@ -545,11 +561,11 @@ func TestExplanations(t *testing.T) {
 func TestServersAlone(t *testing.T) {
 	p := &Problem{
 		Switches: []Switch{{"sw", 0}}, Servers: []Server{{"s0", 100, 0}, {"s1", 100, 0}, {"s2", 5, 0}},
-		Held: []Held{{Job: "h", Weight: 1, Ranks: 8, Switch: "sw", Servers: []string{"s0"}, Memory: 10}},
+		Held: []Held{{Job: "h", Weight: 1, Switch: "sw", Servers: []string{"s0"}, Memory: 10}},
 		Jobs: []Job{{Input: policy.Input{Job: "x", Ranks: 8, Pool: 64}, Weight: 1, Memory: 10, Rule: policy.Static{Mode: policy.ModeServer}}},
 	}
-	for ranks, want := range map[int]string{8: "[s1]", 2: "[s0 s1]"} {
-		p.Held[0].Ranks = ranks
+	for streams, want := range map[int]string{8: "[s1]", 2: "[s0 s1]"} {
+		p.Held[0].Streams = streams
 		got, err := p.Solve()
 		if err != nil || fmt.Sprint(got[0].Servers) != want || got[0].Pool != 64 || got[0].Switch != "" ||
 			!strings.Contains(got[0].Explanation, "pool 64 stays") || !strings.Contains(got[0].Explanation, "not at s2, which has no room for another 10 slots") {

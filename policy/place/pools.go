@@ -57,7 +57,7 @@ func (p *Problem) runs() ([]run, error) {
 // Johnson, Bin packing with divisible item sizes, 1987).
 type levels struct {
 	room, taken [bits.UintSize]int
-	budget      int // of level 0: pools beyond what jobs need at least
+	budget      int // that level 0 may have taken after a pool was doubled
 }
 
 func newLevels(runs []run) *levels {
@@ -67,7 +67,6 @@ func newLevels(runs []run) *levels {
 			l.room[i] += r.size / policy.SlotsPerPool >> i
 		}
 	}
-	l.budget = l.room[0]
 	return l
 }
 
@@ -134,7 +133,7 @@ func (p *Problem) divide(deals *deals) ([]share, error) {
 	if err := p.short(levels, runs, shares); err != nil {
 		return nil, err
 	}
-	levels.budget = min(levels.room[0], QuotaSlots(p.slots(), p.Reserve, asking, all)/policy.SlotsPerPool)
+	levels.budget = min(QuotaSlots(p.slots(), p.Reserve, asking, all), int(p.within(float64(p.free())))) / policy.SlotsPerPool
 
 	lowest := &byRatio{p.Jobs, shares, nil}
 	for i := range shares {

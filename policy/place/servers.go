@@ -13,7 +13,7 @@ import (
 
 const (
 	// packTries bounds the search for servers with memory for all jobs, exactTries that for the most even choice.
-	packTries, exactTries = 20_000, 50_000
+	packTries, exactTries = 50_000, 50_000
 	// exactServers is how many servers a job may have at most where the most even choice is searched for: a job then has
 	// 2^exactServers-1 choices.
 	exactServers, exactJobs = 6, 12
@@ -62,11 +62,15 @@ func (p *Problem) deal() (*deals, error) {
 		if err != nil {
 			return nil, err
 		}
+		out.jobs[i] = dealt{rule: j.Rule, useful: d.Pool}
 		may := d.Servers
 		if len(may) == 0 && j.Steerable {
 			may = all
 		}
-		guest := guest{index: i, name: j.Job, memory: int64(min(j.Memory, unlimited)), load: float64(j.Ranks)}
+		guest := guest{index: i, name: j.Job, memory: int64(min(j.Memory, unlimited)), load: float64(d.Streams())}
+		if j.Steerable {
+			guest.load = float64(j.Ranks)
+		}
 		for _, name := range may {
 			guest.may = append(guest.may, p.serverOf(name))
 		}
@@ -74,9 +78,9 @@ func (p *Problem) deal() (*deals, error) {
 			t.guests = append(t.guests, guest)
 		}
 	}
-	// Whoever comes first is preferred among equals: not by the order of the jobs.
+	// Those with the fewest choices are the first to choose, then the largest; never those that happen to be named first.
 	slices.SortFunc(t.guests, func(a, b guest) int {
-		return cmp.Or(cmp.Compare(b.memory, a.memory), cmp.Compare(len(a.may), len(b.may)), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(len(a.may), len(b.may)), cmp.Compare(b.memory, a.memory), cmp.Compare(a.name, b.name))
 	})
 	if err := t.pack(); err != nil {
 		return nil, err
@@ -98,18 +102,14 @@ func (p *Problem) deal() (*deals, error) {
 	}
 	for i, j := range p.Jobs {
 		d := &out.jobs[i]
-		d.rule = j.Rule
-		first, err := decide(i, j.Rule)
-		if err != nil {
-			return nil, err
-		}
-		if len(first.Servers) > 0 {
+		if j.Rule.Mode != "" && j.Rule.Mode != policy.ModeSwitch {
 			d.rule.Servers = d.names
-			if first, err = decide(i, d.rule); err != nil {
+			with, err := decide(i, d.rule)
+			if err != nil {
 				return nil, err
 			}
+			d.useful = with.Pool
 		}
-		d.useful = first.Pool
 		if j.Steerable && j.Rule.Pool == 0 {
 			d.useful = policy.SteerablePool(j.Ranks)
 		}
@@ -164,7 +164,7 @@ func newTable(p *Problem) *table {
 	for _, held := range p.Held {
 		for _, name := range held.Servers {
 			t.hosts[p.serverOf(name)].take(int64(held.Memory), 1)
-			t.hosts[p.serverOf(name)].load += float64(held.Ranks) / float64(len(held.Servers))
+			t.hosts[p.serverOf(name)].load += float64(held.Streams) / float64(len(held.Servers))
 		}
 	}
 	return t
@@ -220,31 +220,20 @@ func (t *table) pack() error {
 	if err := t.tooMuch(); err != nil {
 		return err
 	}
-	largest := make([]int, len(t.guests)) // first
-	for g := range largest {
-		largest[g] = g
-	}
-	picky := slices.Clone(largest) // those with the fewest choices first
-	slices.SortStableFunc(picky, func(a, b int) int { return cmp.Compare(len(t.guests[a].may), len(t.guests[b].may)) })
 	even := search{t: t, tries: len(t.guests), prefer: func(a, b *host) int { return cmp.Compare(a.load, b.load) }}
-	if even.pack(picky) {
+	if even.pack(0) {
 		return nil
 	}
-	tight := func(a, b *host) int {
+	tight := search{t: t, tries: packTries, prefer: func(a, b *host) int {
 		return cmp.Or(cmp.Compare(a.free.memory, b.free.memory), cmp.Compare(a.free.jobs, b.free.jobs))
-	}
-	first := search{t: t, tries: packTries, prefer: tight}
-	if first.pack(largest) {
+	}}
+	if tight.pack(0) {
 		return nil
 	}
-	second := search{t: t, tries: packTries, prefer: tight}
-	if first.tries == 0 && second.pack(picky) {
-		return nil
+	if tight.tries == 0 {
+		tight.stuck.Hint = fmt.Sprintf("no way to put all jobs was found in %d tries; ", packTries) + tight.stuck.Hint
 	}
-	if first.tries == 0 && second.tries == 0 {
-		first.stuck.Hint = fmt.Sprintf("no way to put all jobs was found in %d tries; ", 2*packTries) + first.stuck.Hint
-	}
-	return first.stuck
+	return tight.stuck
 }
 
 // tooMuch is the error that guests need more than there is in sum, or one of them more than any of its servers has.
@@ -300,12 +289,12 @@ type search struct {
 	stuck  *ShortError // of the first guest that none was left for
 }
 
-// pack seats guests in their order, each where is preferred, and goes back where that leads to nothing.
-func (s *search) pack(order []int) bool {
-	if len(order) == 0 {
+// pack seats the guests from g on, each where is preferred, and goes back where that leads to nothing.
+func (s *search) pack(g int) bool {
+	t := s.t
+	if g == len(t.guests) {
 		return true
 	}
-	t, g := s.t, order[0]
 	guest := &t.guests[g]
 	var fit []int
 	for _, k := range guest.may {
@@ -322,7 +311,7 @@ func (s *search) pack(order []int) bool {
 		}
 		s.tries--
 		t.seat(g, []int{k})
-		if s.pack(order[1:]) {
+		if s.pack(g + 1) {
 			return true
 		}
 		t.unseat(g)

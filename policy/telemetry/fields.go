@@ -11,7 +11,7 @@ import (
 type Field struct {
 	Name string // as rules spell it, such as "rank.blocked_p95"
 	Type string // "double", "list(double)", "bool" or "string"
-	Unit string // "s", "bytes/s", or "" where there is none
+	Unit string // "s", "ns", "bytes/s", "packets/s", or "" where there is none
 	Doc  string
 }
 

@@ -4,7 +4,8 @@
 // No number is a difference between two hosts' clocks. Who came last in a chunk, and how long the others waited for it, is
 // measured by the aggregator that closed the chunk and comes with its RESULT; how long a worker computed and communicated are
 // durations on its own clock. The lag of a rank behind the first is the difference of two such durations: results come to
-// all ranks at the same time, so that who waited less for them came later by so much.
+// all ranks at the same time, so that who waited less for them came later by so much. What counters of switch and servers say
+// becomes rates on the clock of who reads them ([Devices]), and lags on a server's clock stay that.
 package telemetry
 
 import (
@@ -23,6 +24,10 @@ type Round struct {
 	Packets uint64        `json:"packets"` // sent, resends included
 	Resends uint64        `json:"resends"`
 	Behind  int           `json:"behind"` // rounds by which others were known to be ahead
+	// Held and Blocked are sums over the chunks: of how long the aggregator that made the result had the chunk incomplete in a
+	// slot, and of the part of it in which all but the last rank had given theirs.
+	Held    time.Duration `json:"held_ns,omitempty"`
+	Blocked time.Duration `json:"blocked_ns,omitempty"`
 	// Last says by rank on how many chunks it was the last, and for how long all others had waited for it in the chunk where
 	// that was longest. Ranks that never were are left out.
 	Last []Last `json:"last,omitempty"`
@@ -70,6 +75,9 @@ func (r *Round) check(ranks int) error {
 		return fmt.Errorf("%d of %d chunks late, %d of %d packets resent, %d rounds behind: impossible", r.Late, r.Chunks, r.Resends,
 			r.Packets, r.Behind)
 	}
+	if r.Held < 0 || r.Blocked < 0 || r.Blocked > r.Held {
+		return fmt.Errorf("slots were held for %v, for %[2]v of it by the last rank alone: impossible", r.Held, r.Blocked)
+	}
 	for _, l := range r.Last {
 		if l.Rank < 0 || l.Rank >= ranks || l.Chunks < 0 || l.Chunks > r.Chunks || l.Blocked < 0 || l.Blocked > maxDuration {
 			return fmt.Errorf("rank %d last in %d of %d chunks, waited for %v: impossible", l.Rank, l.Chunks, r.Chunks, l.Blocked)
@@ -112,6 +120,12 @@ type Job struct {
 	LagMAD        float64 `json:"lag_mad" cel:"lag_mad" unit:"s" doc:"median over ranks of the distance of lag_p50 from lag_median"`
 	RateMedian    float64 `json:"rate_median" cel:"rate_median" unit:"bytes/s" doc:"median over ranks of rate"`
 	LateShare     float64 `json:"late_share" cel:"late_share" doc:"share of chunks that ranks had results of without their own part"`
+
+	PartialShare    float64 `json:"partial_share" cel:"partial_share" doc:"share of what servers have lately summed of the job that were sums of the switch; 0 where nothing is known"`
+	BusySlots       float64 `json:"busy_slots" cel:"busy_slots" doc:"slots that a round had incomplete chunks in while it lasted, mean; of the aggregators that made the results"`
+	SlotOccupancy   float64 `json:"slot_occupancy" cel:"slot_occupancy" doc:"the same as a share of pool"`
+	BlockedSlotTime float64 `json:"blocked_slot_time" cel:"blocked_slot_time" unit:"s" doc:"time that slots waited for the last rank alone in a round, summed over its chunks, mean"`
+	BlockedShare    float64 `json:"blocked_share" cel:"blocked_share" doc:"the same as a share of the time in which slots had incomplete chunks"`
 }
 
 // Rank is what is known of a rank. Percentiles are over the window; ewma and dev are an exponentially weighted mean with
@@ -145,12 +159,26 @@ type Rank struct {
 	// Ready is by round, the oldest first, and of the same rounds for all ranks: of those in the window that everybody has reported. A
 	// rank that is gone has none.
 	Ready []float64 `json:"ready,omitempty" cel:"ready" unit:"s" doc:"by round: how long its own part took, computation and communication without what it waited for others; what came too late for results is counted as if it had gone on at the pace of what was in time"`
+
+	SwitchPackets float64 `json:"switch_packets" cel:"switch_packets" unit:"packets/s" doc:"contributions of it that have lately come to the switch, resends included; 0 while not switch.known"`
+	SwitchBytes   float64 `json:"switch_bytes" cel:"switch_bytes" unit:"bytes/s" doc:"the same in bytes of whole frames"`
+	Arrivals      float64 `json:"arrivals" cel:"arrivals" doc:"contributions of it that servers have lately summed: what arrival_p50 and so on are of"`
+	ArrivalP50    float64 `json:"arrival_p50" cel:"arrival_p50" unit:"s" doc:"median of how long after the first of their chunk these came, on the server's clock; from buckets of a factor of 2"`
+	ArrivalP95    float64 `json:"arrival_p95" cel:"arrival_p95" unit:"s" doc:"95th percentile of the same"`
+	ArrivalP99    float64 `json:"arrival_p99" cel:"arrival_p99" unit:"s" doc:"99th percentile of the same"`
 }
 
 // Switch is what is known of the switch.
 type Switch struct {
 	Slots     float64 `json:"slots" cel:"slots" doc:"number of slots"`
 	SlotsFree float64 `json:"slots_free" cel:"slots_free" doc:"share of slots that no job has leased"`
+
+	// What its counters say, over the last few seconds of them.
+	Known            bool    `json:"known" cel:"known" doc:"whether its counters were read lately; where not, what they would say is 0"`
+	PacketsPerSecond float64 `json:"packets_per_second" cel:"packets_per_second" unit:"packets/s" doc:"packets of the protocol that came, of all jobs"`
+	BytesPerSecond   float64 `json:"bytes_per_second" cel:"bytes_per_second" unit:"bytes/s" doc:"the same in bytes of whole frames"`
+	DuplicateShare   float64 `json:"duplicate_share" cel:"duplicate_share" doc:"share of them that were summed before"`
+	RefusedShare     float64 `json:"refused_share" cel:"refused_share" doc:"share of them that something was wrong with"`
 }
 
 // Server is what is known of an aggregation server.
@@ -158,6 +186,15 @@ type Server struct {
 	Name       string  `json:"name" cel:"name" doc:"its name"`
 	Ready      bool    `json:"ready" cel:"ready" doc:"whether the controller reaches it"`
 	MemoryFree float64 `json:"memory_free" cel:"memory_free" doc:"share of its memory that no job has leased"`
+
+	// What its counters say, over the last few seconds of them.
+	Known            bool    `json:"known" cel:"known" doc:"whether its counters were read lately; where not, what they would say is 0"`
+	PacketsPerSecond float64 `json:"packets_per_second" cel:"packets_per_second" unit:"packets/s" doc:"packets of the protocol that came, of all jobs"`
+	Slots            float64 `json:"slots" cel:"slots" doc:"number of slots of its memory, as it says"`
+	SlotsUsed        float64 `json:"slots_used" cel:"slots_used" doc:"slots that are leased, as it says"`
+	Timed            bool    `json:"timed" cel:"timed" doc:"whether the running time of its program was measured lately, which a server in user space does not do; where not, ns_per_packet and cpu are 0"`
+	NsPerPacket      float64 `json:"ns_per_packet" cel:"ns_per_packet" unit:"ns" doc:"running time of its program for a frame, mean"`
+	CPU              float64 `json:"cpu" cel:"cpu" doc:"share of one core that its program runs on"`
 }
 
 // Check returns the first number of a snapshot that no rule may be given: not finite, or beyond its range.

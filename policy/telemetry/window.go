@@ -30,6 +30,8 @@ type Window struct {
 	gaps    uint64
 	counted bool   // some round was
 	present uint64 // ranks whose reports a round waits for
+	// held and stuck are how long slots held incomplete chunks in a round, and how long for the last rank alone.
+	held, stuck series
 }
 
 // rankWindow is what is kept of a rank.
@@ -63,11 +65,14 @@ type waits struct {
 	blocked []time.Duration // by the rank that was waited for, as the report said that saw most of it
 	last    []int           // chunks by rank
 	chunks  int
+	held    time.Duration // as the report said that saw most of it
+	stuck   time.Duration // likewise
 }
 
 // NewWindow returns an empty window of so many rounds for a job of so many ranks, 1..64.
 func NewWindow(ranks, rounds int) *Window {
 	w := &Window{size: rounds, ranks: make([]rankWindow, ranks), waits: map[uint32]*waits{}, present: allRanks(ranks)}
+	w.held.size, w.stuck.size = rounds, rounds
 	for i := range w.ranks {
 		r := &w.ranks[i]
 		for _, s := range r.all() {
@@ -96,6 +101,8 @@ func (w *Window) Present(ranks uint64) {
 
 // Forget leaves out everything of before a change: percentiles are of rounds under one plan only.
 func (w *Window) Forget() {
+	w.held.reset()
+	w.stuck.reset()
 	for i := range w.ranks {
 		for _, s := range w.ranks[i].all() {
 			s.reset()
@@ -152,6 +159,7 @@ func (w *Window) gather(rank int, round *Round) {
 	x.comm[rank], x.compute[rank], x.have = round.Comm, round.Compute, x.have|1<<rank
 	x.late[rank] = share(float64(round.Late), float64(round.Chunks))
 	x.chunks = max(x.chunks, round.Chunks)
+	x.held, x.stuck = max(x.held, round.Held), max(x.stuck, round.Blocked)
 	for _, l := range round.Last { // all ranks received the same results; who has seen them all says most
 		x.blocked[l.Rank], x.last[l.Rank] = max(x.blocked[l.Rank], l.Blocked), max(x.last[l.Rank], l.Chunks)
 	}
@@ -175,6 +183,8 @@ func (w *Window) count(n uint32, x *waits) {
 	if int32(n+1-w.settled) > 0 {
 		w.settled = n + 1
 	}
+	w.held.add(x.held.Seconds())
+	w.stuck.add(x.stuck.Seconds())
 	longest := time.Duration(0)
 	var computed []float64
 	for rank := range x.comm {
@@ -220,8 +230,8 @@ func (w *Window) count(n uint32, x *waits) {
 // until it has caught up.
 const skips = 8
 
-// Fill fills in what reports tell of a job: everything of Ranks but Steered, and of Job what is measured. Job.Size must be
-// the window's.
+// Fill fills in what reports tell of a job: of Ranks all but Steered and what [Devices] know, and of Job what is measured.
+// Job.Size must be the window's.
 func (w *Window) Fill(s *Snapshot, now time.Duration, bytes float64) {
 	s.Time = now.Seconds()
 	s.Ranks = slices.Grow(s.Ranks[:0], len(w.ranks))
@@ -260,6 +270,13 @@ func (w *Window) Fill(s *Snapshot, now time.Duration, bytes float64) {
 		sum += x
 	}
 	j.LateShare = share(sum, float64(len(late)))
+	lasted := 0.0
+	for _, x := range round {
+		lasted += x
+	}
+	j.BusySlots = share(w.held.mean(), share(lasted, float64(len(round))))
+	j.SlotOccupancy = share(j.BusySlots, j.Pool)
+	j.BlockedSlotTime, j.BlockedShare = w.stuck.mean(), share(w.stuck.mean(), w.held.mean())
 }
 
 // series are the last values of something, at most size.

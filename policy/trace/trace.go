@@ -85,7 +85,7 @@ func (t *Writer) write(l line) {
 	}
 }
 
-// maxLine bounds a line: a snapshot of 64 ranks has about 60 KiB.
+// maxLine bounds a line: a snapshot of 64 ranks has about 70 KiB.
 const maxLine = 8 << 20
 
 // Read reads the traces of a file, one for each time that a job or its policy began. name is the file's, for errors.

@@ -66,10 +66,10 @@ func (a *auto) start() {
 
 // ended notes an all-reduce of a rank for its next report, and whether it goes on under another plan.
 func (a *auto) ended(rank int, c bucketCall) {
-	i := c.Info()
+	i, held := c.Info(), c.Held()
 	round := telemetry.Round{
 		Number: i.Round, Compute: c.compute, Comm: i.Duration, Chunks: i.Chunks, Late: i.Late, Packets: i.Packets, Resends: i.Resends,
-		Behind: a.job.ranks[rank].endpoint.Behind(c.Call),
+		Behind: a.job.ranks[rank].endpoint.Behind(c.Call), Held: held.Incomplete, Blocked: held.Blocked,
 	}
 	for other, l := range c.Lasts() {
 		if l.Chunks > 0 {
@@ -126,6 +126,7 @@ func (a *auto) judge() {
 		s.Servers = append(s.Servers, telemetry.Server{Name: name, Ready: true})
 	}
 	a.window.Fill(s, w.agenda.now, float64(j.chunks)*wire.MaxLanes*4)
+	w.devices.read.Fill(s, w.agenda.now, j.id)
 	for i := range s.Ranks {
 		s.Ranks[i].Steered = j.plan.Steered>>i&1 != 0
 	}
@@ -134,6 +135,9 @@ func (a *auto) judge() {
 	}
 	a.judged, a.round = true, s.Job.Round
 	d := a.engine.Step(s)
+	if w.opts.Watch != nil {
+		w.opts.Watch(j.number, s, &d)
+	}
 	if dbg != nil {
 		dbg(a, d.Alternatives)
 	}
@@ -159,7 +163,7 @@ func (a *auto) steer(next policy.Plan) {
 	w, j := a.world, a.job
 	next.Servers = nil // all that there are
 	a.steered = a.steered || next.Steered != 0
-	d, err := next.Rule().Decide(w.input(j, 0))
+	d, err := next.Rule().Decide(w.input(j))
 	if err != nil {
 		w.failf("job %s: %v", j.spec.Name, err)
 		return

@@ -52,9 +52,10 @@ func (w *world) switched(f frame) (until time.Duration) {
 		return until
 	}
 	p := &w.packet
-	j, epoch := w.byID(p.Job), p.Epoch
+	j, epoch, came := w.byID(p.Job), p.Epoch, p.Header
 	out := w.sw.Handle(w.micros(), agg.Ingress{Port: uint16(f.src), Src: uint32(f.src), ToService: f.dst == service}, p)
 	w.count(out.Reason)
+	w.devices.atSwitch(&came, f.len(), out.Reason)
 	var payload []byte
 	leave := func(src, dst address) {
 		if payload == nil {
@@ -90,8 +91,10 @@ func (w *world) served(server int, f frame) (until time.Duration) {
 	if !w.decode(f) {
 		return w.agenda.now
 	}
+	came := w.packet.Header
 	out := w.servers[server].aggregator.Handle(w.micros(), &w.packet)
 	w.count(out.Reason)
+	w.devices.atServer(server, &came, out.Reason, w.packet.SpreadUs)
 	if out.Dest == agg.Nowhere {
 		return w.agenda.now
 	}

@@ -11,6 +11,8 @@ import (
 	"xagg/lab/scenario"
 	"xagg/policy"
 	"xagg/policy/adapt"
+	"xagg/policy/place"
+	"xagg/policy/telemetry"
 	"xagg/wire"
 )
 
@@ -43,6 +45,8 @@ type Options struct {
 	Adapt *adapt.Config
 	// Compute, if set, is how long a rank of a job computes in a round, instead of what the scenario says.
 	Compute func(job, rank, round int) time.Duration
+	// Watch, if set, hears of every decision about the plan of a job, and from what it was made, as long as the call lasts.
+	Watch func(job int, s *telemetry.Snapshot, d *adapt.Decision)
 	// Slots is the number of slots of the switch; 0 = DefaultSlots.
 	Slots int
 }
@@ -64,6 +68,7 @@ type world struct {
 	servers  []*server
 	hosts    []host // by address; 0 is the service's
 	jobs     []*job
+	devices  *devices // nil unless the plan of a job follows what is measured
 	failure  error
 }
 
@@ -168,11 +173,8 @@ func newWorld(s *scenario.Scenario, opts Options) (*world, error) {
 		rate := float64(s.ServerRate())
 		w.hosts = append(w.hosts, host{newLine(rate, 0), newLine(rate, 0), v.station.arrive})
 	}
-	free := opts.Slots
-	for _, j := range w.jobs {
-		if err := w.create(j, &free); err != nil {
-			return nil, fmt.Errorf("job %s: %w", j.spec.Name, err)
-		}
+	if err := w.create(); err != nil {
+		return nil, err
 	}
 	for _, v := range w.servers {
 		v.aggregator = agg.NewServer(int(v.slots))
@@ -186,13 +188,45 @@ func newWorld(s *scenario.Scenario, opts Options) (*world, error) {
 		}
 		if j.auto != nil {
 			j.auto.start()
+			if w.devices == nil {
+				w.watchDevices()
+			}
 		}
 	}
 	return w, nil
 }
 
-// create decides a job's first plan as the controller does, and leases what it needs.
-func (w *world) create(j *job, free *int) error {
+// create decides the jobs' first plans as a controller does that begins with them, and leases what they need.
+func (w *world) create() error {
+	problem := place.Problem{Switches: []place.Switch{{Slots: w.opts.Slots}}, Reserve: controller.DefaultReserve}
+	for _, v := range w.servers {
+		problem.Servers = append(problem.Servers, place.Server{Name: v.name})
+	}
+	for _, j := range w.jobs {
+		ask, err := w.ask(j)
+		if err != nil {
+			return fmt.Errorf("job %s: %w", j.spec.Name, err)
+		}
+		problem.Jobs = append(problem.Jobs, ask)
+	}
+	placed, err := problem.Solve()
+	if err != nil {
+		return err
+	}
+	for i, j := range w.jobs {
+		j.plan, j.base = placed[i].Plan, uint32(placed[i].Base)
+		for _, v := range w.servers { // an adaptive job may come to any of them
+			j.serverBases = append(j.serverBases, v.slots)
+			if len(j.plan.Servers) > 0 || j.auto != nil {
+				v.slots += j.rounds * j.chunks
+			}
+		}
+	}
+	return nil
+}
+
+// ask returns what a job asks for.
+func (w *world) ask(j *job) (place.Job, error) {
 	mode := w.opts.Mode
 	j.consistency = w.s.Consistency(j.number, mode)
 	j.rounds = uint32(j.consistency.ServerRounds(j.spec.Depth))
@@ -203,40 +237,26 @@ func (w *world) create(j *job, free *int) error {
 		rule.Steer = append(rule.Steer, int(rank))
 	}
 	if req.Adapt != "" {
-		if rule.Pool == 0 { // it has to do for every plan that may come
-			rule.Pool = policy.SteerablePool(len(j.ranks))
-		}
 		cfg, err := adapt.Parse("adapt", []byte(req.Adapt))
 		if err != nil {
-			return err
+			return place.Job{}, err
 		}
 		if w.opts.Adapt != nil {
 			cfg = *w.opts.Adapt
 		}
 		if err := w.adapt(j, &cfg); err != nil {
-			return err
+			return place.Job{}, err
 		}
 	}
-	d, err := rule.Decide(w.input(j, *free))
-	if err != nil {
-		return err
-	}
-	j.plan = d.Plan
-	j.base = uint32(w.opts.Slots - *free)
-	*free -= policy.SlotsPerPool * j.plan.Pool
-	for _, v := range w.servers { // an adaptive job may come to any of them
-		j.serverBases = append(j.serverBases, v.slots)
-		if len(j.plan.Servers) > 0 || j.auto != nil {
-			v.slots += j.rounds * j.chunks
-		}
-	}
-	return nil
+	return place.Job{
+		Input: w.input(j), Weight: 1, Rule: rule, Steerable: j.auto != nil, Memory: uint64(j.rounds) * uint64(j.chunks),
+	}, nil
 }
 
-// input is what a job's plans are decided from, where so many slots of the switch are free.
-func (w *world) input(j *job, free int) policy.Input {
+// input is what a job's plans are decided from.
+func (w *world) input(j *job) policy.Input {
 	return policy.Input{
-		Job: j.spec.Name, Ranks: len(j.ranks), Servers: w.names(), Slots: free, Pool: j.plan.Pool,
+		Job: j.spec.Name, Ranks: len(j.ranks), Servers: w.names(), Pool: j.plan.Pool,
 		Quorum: j.consistency.Quorum, Wait: j.consistency.Wait,
 	}
 }

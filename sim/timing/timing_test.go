@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -227,8 +228,8 @@ func TestErrors(t *testing.T) {
 	s := steady(3)
 	for want, opts := range map[string]Options{
 		"job train has no quorum":     {Mode: "hybrid/quorum"},
-		"and 100 are free":            {Mode: "switch", Slots: 100},
-		"simulate scenario steady in": {Mode: "switch", Slots: 100},
+		"and 3 are free":              {Mode: "switch", Slots: 3},
+		"simulate scenario steady in": {Mode: "switch", Slots: 3},
 	} {
 		opts.Costs = Lab()
 		if _, err := Run(s, opts); err == nil || !strings.Contains(err.Error(), want) {
@@ -240,6 +241,42 @@ func TestErrors(t *testing.T) {
 			t.Errorf("mode %q is taken as %q", name, m)
 		}
 	}
+}
+
+// TestTwoJobs: two jobs share a switch that is too small for what each of them could use, whichever is named first, and a slow rank
+// of one of them costs the other nothing.
+func TestTwoJobs(t *testing.T) {
+	s := load(t, "two-jobs")
+	s.Rounds = 10
+	swapped := *s
+	swapped.Jobs = []scenario.Job{s.Jobs[1], s.Jobs[0]}
+	for _, m := range []scenario.Mode{"switch", "hybrid", "auto"} {
+		var got [2][]Prediction
+		for i, s := range []*scenario.Scenario{s, &swapped} {
+			var err error
+			if got[i], err = Run(s, Options{Mode: m, Seed: 1, Costs: Lab(), Slots: 64}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		even, uneven := got[0][0], got[0][1]
+		if even.Slots != 32 || uneven.Slots != 16 { // a pool of 8 and one of 4: 12 of the 16 that there are, and a quarter is kept
+			t.Errorf("mode %s: %d and %d slots", m, even.Slots, uneven.Slots)
+		}
+		if got[1][0].Slots != uneven.Slots || got[1][1].Slots != even.Slots {
+			t.Errorf("mode %s, in another order: %d and %d slots, were %d and %d", m, got[1][1].Slots, got[1][0].Slots, even.Slots, uneven.Slots)
+		}
+		if fast, slow := slowest(even.Round), slowest(uneven.Round); slow < 2*fast {
+			t.Errorf("mode %s: rounds take up to %v, and up to %v where a rank computes four times as long", m, fast, slow)
+		}
+	}
+}
+
+// slowest returns the longest of times by rank and round.
+func slowest(times [][]time.Duration) (most time.Duration) {
+	for _, of := range times {
+		most = max(most, slices.Max(of))
+	}
+	return most
 }
 
 // TestReport: what is written as JSON is what was predicted, and the text has a line for each row.

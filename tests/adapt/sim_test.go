@@ -59,6 +59,52 @@ func TestReactsInSimulator(t *testing.T) {
 	}
 }
 
+// TestReactsQuorum: in a quorum job, which begins with servers that sum all ranks, the switch gets some to sum, and loses one that becomes 4 times
+// slower in time: results, which wait for its whole cohort, do not wait for that one.
+func TestReactsQuorum(t *testing.T) {
+	s, e := episode(t)
+	c := adapt.DefaultConfig()
+	for seed := range uint64(5) {
+		ps, err := timing.Run(s, timing.Options{Mode: "auto/quorum", Seed: seed, Costs: timing.Lab(), Adapt: &c, Compute: func(job, rank, round int) time.Duration {
+			return time.Duration(float64(s.Compute(seed, job, rank, round)) * jitter(rank+4*int(seed), round))
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cohort, there, before := map[int]bool{}, 0, 0
+		for _, m := range ps[0].Moves {
+			if cohort[m.Rank] = true; m.To == adapt.Server {
+				delete(cohort, m.Rank)
+			}
+			if m.Rank == e.Rank && m.Round < s.Warmup+e.To {
+				there = m.Round
+			}
+			if m.Round < s.Warmup+e.From {
+				before = len(cohort)
+			}
+		}
+		t.Logf("seed %d: %d ranks on the switch before it is slow; it was moved last in round %d", seed, before, there)
+		if before < c.MinCohort {
+			t.Errorf("seed %d: the switch sums %d ranks after %d rounds, want a cohort", seed, before, s.Warmup+e.From)
+		}
+		if slow := s.Warmup + e.From; there > slow+steeredWithin {
+			t.Errorf("seed %d: rank %d was moved in round %d, which has been slow from round %d on; want it on a server within %d rounds and left there", seed, e.Rank, there, slow, steeredWithin)
+		}
+		// Fast ranks wait for nobody who is slow: but for those first rounds.
+		waits := 0
+		for round := e.From + steeredWithin; round < e.To; round++ {
+			for rank := range ps[0].Comm {
+				if rank != e.Rank && ps[0].Comm[rank][round] > 60*time.Millisecond {
+					waits++
+				}
+			}
+		}
+		if waits > 0 {
+			t.Errorf("seed %d: the others wait for a slow rank in %d rounds, want none", seed, waits)
+		}
+	}
+}
+
 // adversary is a job of four ranks and the same rounds over and over, by rank how many times longer than others it computes.
 type adversary [][4]float64
 

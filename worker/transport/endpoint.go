@@ -160,6 +160,13 @@ type Call struct {
 	end     uint32 // number of its last round, once it is done
 	info    Info
 	lasts   []Last // by rank
+	held    Held
+}
+
+// Held is how long aggregators held an all-reduce's chunks in slots, as they measured it, summed over the chunks.
+type Held struct {
+	Incomplete time.Duration // from a chunk's first contribution to its last
+	Blocked    time.Duration // of that, while all but the last rank had given theirs
 }
 
 // Done reports whether the all-reduce is done: its result is in its data.
@@ -174,6 +181,9 @@ func (e *Endpoint) Behind(c *Call) int { return int(max(0, int32(e.newest-c.end)
 
 // Lasts returns, by rank, for what of the all-reduce the others waited for it, once it is done.
 func (c *Call) Lasts() []Last { return c.lasts }
+
+// Held returns how long aggregators held the chunks of the all-reduce, once it is done.
+func (c *Call) Held() Held { return c.held }
 
 // Last is what others waited for a rank, as the aggregators measured it.
 type Last struct {
@@ -641,6 +651,8 @@ func (e *Endpoint) finishRound(now time.Duration) {
 		for rank := range r.lasts {
 			c.lasts[rank].add(r.lasts[rank])
 		}
+		c.held.Incomplete += time.Duration(t.held) * time.Microsecond
+		c.held.Blocked += time.Duration(t.alone) * time.Microsecond
 	}
 	i.Spread = max(i.Spread, microseconds(t.spread))
 	if b := microseconds(t.blocked); b >= i.Blocked {

@@ -73,6 +73,8 @@ type tally struct {
 	last      uint8
 	spread    uint32
 	blocked   uint32
+	held      uint64 // sum of the chunks' spreads, microseconds
+	alone     uint64 // likewise of their blocked times
 	mask      uint64 // contributors to all chunks
 	least     int    // contributors of a chunk
 	most      int    // likewise
@@ -368,6 +370,8 @@ func (r *round) settle(b []byte) {
 	}
 	t.amax = max(t.amax, p.Amax)
 	t.spread = max(t.spread, p.SpreadUs)
+	t.held += uint64(p.SpreadUs)
+	t.alone += uint64(min(p.BlockedUs, p.SpreadUs))
 	if p.BlockedUs >= t.blocked {
 		t.last, t.blocked = p.Rank, p.BlockedUs
 	}
