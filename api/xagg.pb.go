@@ -1101,7 +1101,7 @@ type Job struct {
 	WaitUs        uint32                 `protobuf:"varint,22,opt,name=wait_us,json=waitUs,proto3" json:"wait_us,omitempty"`             // and how long a chunk is kept open for more, in microseconds
 	Weight        uint32                 `protobuf:"varint,23,opt,name=weight,proto3" json:"weight,omitempty"`                           // its share of switch slots beside other jobs
 	QuotaSlots    uint32                 `protobuf:"varint,24,opt,name=quota_slots,json=quotaSlots,proto3" json:"quota_slots,omitempty"` // slots of the switch that the weight entitles it to, as jobs are now
-	Note          string                 `protobuf:"bytes,20,opt,name=note,proto3" json:"note,omitempty"`                                // in what the configuration would have it otherwise, in words; empty = in nothing
+	Note          string                 `protobuf:"bytes,20,opt,name=note,proto3" json:"note,omitempty"`                                // in what the configuration or its policy would have it otherwise, and why it is not, in words; empty = in nothing
 	Change        *Change                `protobuf:"bytes,14,opt,name=change,proto3" json:"change,omitempty"`                            // absent unless the plan changes; until no rank needs the old plan any more, the fields above are its
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

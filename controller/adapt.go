@@ -61,17 +61,43 @@ func (j JobSpec) validateAdapt() error {
 	return nil
 }
 
-// adaptable checks how the plan of a job that is there, with a cohort, is to follow what is measured. Errors are of type
-// [*policy.FieldError].
-func (j JobSpec) adaptable(cohort uint64) error {
-	if err := j.validateAdapt(); err != nil {
-		return err
+// note says in words what keeps a job's plan from being what the configuration or its policy would have; empty = nothing does.
+// c.mu is held.
+func (c *Controller) note(j *job) string {
+	note := c.intent.deviates(j)
+	a := c.adaptations[j.spec.Name]
+	if a == nil || a.id != j.id || a.decision == nil {
+		return note
 	}
-	if j.Adapt != nil && cohort == 0 && j.Consistency.Mode != ModeQuorum {
-		return fieldf("adapt", "servers sum all ranks of the job, which leaves nothing to move; first steer it to mode %q or %q",
+	for _, of := range []struct{ what, why string }{
+		{"its policy cannot decide, and the plan stays", a.decision.Error}, {"what its policy decided was not carried out", a.failed},
+	} {
+		switch {
+		case of.why == "":
+		case note != "":
+			note += "; " + of.what + ": " + of.why
+		default:
+			note = of.what + ": " + of.why
+		}
+	}
+	return note
+}
+
+// adaptable checks how the plan of a job that is there is to follow what is measured from a plan on, as spec says, and returns the
+// servers that have memory for what may come. Errors are those of deal.
+func (in *intent) adaptable(j *job, spec JobSpec, from policy.Plan) (homes []string, err error) {
+	if err := spec.validateAdapt(); err != nil {
+		return nil, err
+	}
+	if spec.Adapt != nil && from.Cohort == 0 && spec.Consistency.Mode != ModeQuorum {
+		return nil, fieldf("adapt", "servers sum all ranks of the job, which leaves nothing to move; first steer it to mode %q or %q",
 			policy.ModeSwitch, policy.ModeHybrid)
 	}
-	return nil
+	if spec.Adapt == nil || len(from.Servers) > 0 {
+		return from.Servers, nil
+	}
+	placed, err := in.deal(spec, policy.Static{Mode: policy.ModeSwitch}, j)
+	return placed.Homes, err
 }
 
 // adapts returns what has the plan of a running job follow what is measured, or nil. c.mu is held.
@@ -278,11 +304,7 @@ func (s *service) Adapt(_ context.Context, req *api.AdaptRequest) (*api.Job, err
 	}
 	spec := j.spec
 	spec.Adapt = a
-	err = spec.adaptable(j.last().decision.Cohort)
-	homes := j.homes
-	if err == nil {
-		homes, err = c.intent.home(j, spec)
-	}
+	homes, err := c.intent.adaptable(j, spec, j.last().decision.Plan)
 	if err != nil {
 		c.mu.Unlock()
 		return nil, apiError(err)

@@ -103,9 +103,10 @@ func (in *intent) replan(j *job, rule policy.Static, there int) (d policy.Decisi
 	return d, d.Plan.Equal(j.decision.Plan) && j.newPlan(j.epoch, d, there).quorum == j.quorum, nil
 }
 
-// decide is the part of replan that does not look at what the job is doing. Errors are those of [policy.Static.Decide] and of deal.
+// decide is the part of replan that does not look at what the job is doing. Errors are those of deal.
 func (in *intent) decide(j *job, rule policy.Static) (d policy.Decision, err error) {
-	if rule = j.rest(rule); len(rule.Servers) == 0 {
+	rule = j.rest(rule)
+	if len(rule.Servers) == 0 {
 		placed, err := in.deal(j.spec, rule, j)
 		if err != nil {
 			return d, err

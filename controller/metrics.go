@@ -20,14 +20,14 @@ var (
 	metricJobs  = metrics.Desc("jobs", "Jobs in a state.", "state")
 	metricRanks = metrics.Desc("job_ranks", "Ranks of a job: all of them, and those that have joined, have left, are gone, or are awaited by a controller that was restarted.",
 		"job", "which")
-	metricChanging   = metrics.Desc("job_changing", "1 while the job's plan changes, else 0.", "job")
-	metricRecovery   = metrics.Desc("job_recovering", "1 while the job is being recovered, else 0.", "job")
-	metricRound      = metrics.Desc("job_round", "Oldest unfinished round of the slowest rank, as far as ranks have reported.", "job")
-	metricWaiting    = metrics.Desc("job_ranks_waiting", "Ranks whose last report says that they wait in an all-reduce.", "job")
-	metricConfig     = metrics.Desc("config_last_reload_successful", "1 if the configuration file was taken when it was read last, else 0: what held before holds on.")
-	metricConfigTime = metrics.Desc("config_last_reload_success_timestamp_seconds", "When a configuration file was taken last, since 1970.")
-	metricReportAge  = metrics.Desc("job_report_age_seconds", "Age of the oldest of the ranks' last reports.", "job")
+	metricChanging  = metrics.Desc("job_changing", "1 while the job's plan changes, else 0.", "job")
+	metricRecovery  = metrics.Desc("job_recovering", "1 while the job is being recovered, else 0.", "job")
+	metricRound     = metrics.Desc("job_round", "Oldest unfinished round of the slowest rank, as far as ranks have reported.", "job")
+	metricWaiting   = metrics.Desc("job_ranks_waiting", "Ranks whose last report says that they wait in an all-reduce.", "job")
+	metricReportAge = metrics.Desc("job_report_age_seconds", "Age of the oldest of the ranks' last reports.", "job")
 
+	metricConfig      = metrics.Desc("config_last_reload_successful", "1 if the configuration file was taken when it was read last, else 0: what held before holds on.")
+	metricConfigTime  = metrics.Desc("config_last_reload_success_timestamp_seconds", "When a configuration file was taken last, since 1970.")
 	metricRankPackets = metrics.Desc("rank_packets_total", "Contributions of a rank that came to the switch, resends included, as far as the controller has looked.",
 		"device", "job", "rank")
 	metricRankBytes = metrics.Desc("rank_bytes_total", "The same in bytes of whole frames.", "device", "job", "rank")
@@ -76,7 +76,7 @@ type collector struct{ c *Controller }
 func (m collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		metrics.Packets, metrics.Slots, metrics.SlotsFree, metricReady, metricSent, metricJobs, metricRanks, metricChanging,
-		metricRecovery, metricRound, metricWaiting, metricReportAge, metricRankPackets, metricRankBytes, metricConfig, metricConfigTime,
+		metricRecovery, metricRound, metricWaiting, metricReportAge, metricConfig, metricConfigTime, metricRankPackets, metricRankBytes,
 		metrics.RunFrames, metrics.RunSeconds, metrics.RunWatched,
 	} {
 		ch <- d

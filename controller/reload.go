@@ -84,7 +84,7 @@ type reload struct {
 	specs   map[string]JobSpec           // of jobs that stay, and are another
 	steer   map[string]policy.Static     // rules of plans that change
 	told    map[string]*api.ConfigChange // of these
-	adapts  map[string][]string          // jobs whose adapt is another, and servers that have memory for them then
+	adapts  map[string][]string          // servers with memory for jobs whose adapt is another
 }
 
 func (r *reload) note(field, outcome, format string, args ...any) *api.ConfigChange {
@@ -126,7 +126,7 @@ func (c *Controller) planReload(is *Config) (*reload, error) {
 		r.note("policy", outcomeChanged, "jobs of the file that have no policy of their own follow it")
 	}
 	if c.cfg.Reserve != is.Reserve {
-		r.note("reserve", outcomeChanged, "jobs that come find as much of the switch left to them")
+		r.note("reserve", outcomeChanged, "it is kept for jobs to come when others are created from now on")
 	}
 	was := make(map[string]JobSpec)
 	for _, spec := range c.cfg.Jobs {
@@ -156,7 +156,7 @@ func (c *Controller) planReload(is *Config) (*reload, error) {
 			return nil, under(fmt.Sprintf("jobs[%d]", i), err)
 		}
 	}
-	// What comes is planned together, after all that goes is gone.
+	// What comes is planned after all that goes is gone.
 	var specs []JobSpec
 	var indexes []int
 	for i, spec := range is.Jobs {
@@ -189,11 +189,8 @@ func (c *Controller) planReloadOf(r *reload, before, spec JobSpec) error {
 		r.note(at+"."+field, outcomeRestart, "it cannot change while the job runs; 'xagg job remove %s' and a reload give the job what is configured", spec.Name)
 	}
 	next := j.spec
-	next.Policy, next.Weight = spec.Policy, spec.Weight
-	if j.spec.weight() != spec.weight() {
-		r.note(at+".weight", outcomeChanged, "it counts for the quotas of jobs that come; a job keeps its pool while it runs")
-	}
-	cohort := j.last().decision.Cohort
+	next.Policy = spec.Policy
+	from := j.last().decision.Plan
 	if replan {
 		rule := r.trial.ruleOf(next)
 		if rule.Pool != 0 && rule.Pool != j.decision.Pool {
@@ -204,7 +201,7 @@ func (c *Controller) planReloadOf(r *reload, before, spec JobSpec) error {
 		if err != nil {
 			return under("policy", err)
 		}
-		cohort = d.Cohort
+		from = d.Plan
 		if _, same, err := r.trial.replan(j, rule, meet.strength()); err != nil { // it is busy
 			r.note(at+".policy", outcomeFailed, "%v, then reload again", err)
 		} else {
@@ -214,14 +211,15 @@ func (c *Controller) planReloadOf(r *reload, before, spec JobSpec) error {
 			r.steer[spec.Name] = rule
 		}
 	}
+	if next.weight() != spec.weight() {
+		r.note(at+".weight", outcomeChanged, "its share of what jobs to come leave to it; it keeps its pool")
+	}
+	next.Weight = spec.Weight
 	if adapts {
 		next.Adapt = spec.Adapt
-		if err := next.adaptable(cohort); err != nil {
-			return err
-		}
-		homes, err := r.trial.home(j, next)
+		homes, err := r.trial.adaptable(j, next, from)
 		if err != nil {
-			return under("adapt", err)
+			return err
 		}
 		r.adapts[spec.Name] = homes
 		r.note(at+".adapt", outcomeChanged, "by which policy the plan follows what is measured, from now on")
@@ -316,11 +314,13 @@ func (c *Controller) take(r *reload) {
 	}
 	for name, spec := range r.specs {
 		c.intent.jobs[name].spec = spec
-		if homes, ok := r.adapts[name]; ok {
-			c.intent.jobs[name].homes = homes
-			if a := c.adaptations[name]; a != nil {
-				a.id = 0 // is made anew
-			}
+		homes, adapts := r.adapts[name]
+		if !adapts {
+			continue
+		}
+		c.intent.jobs[name].homes = homes
+		if a := c.adaptations[name]; a != nil {
+			a.id = 0 // is made anew
 		}
 	}
 	c.reloaded = reloaded{success: time.Now()}

@@ -506,7 +506,7 @@ func (c *Controller) describe(j *job) *api.Job {
 		Gone:        meet.absent(),
 		Awaited:     meet.stillAway(),
 		Recovery:    meet.recovery.describe(),
-		Note:        c.intent.deviates(j),
+		Note:        c.note(j),
 		State:       string(meet.state),
 		Consistency: j.spec.Consistency.proto(),
 		Depth:       uint32(j.spec.Depth),

@@ -103,7 +103,7 @@ func TestGood(t *testing.T) {
 func TestBad(t *testing.T) {
 	for kind, b := range map[string]struct{ glob, meaning string }{
 		"controller": {"../../controller/testdata/*.bad.yaml", `adapt-cel adapt-leave adapt-type bad-agent bad-listen group-mac ip-service ip-twice job-name-twice job-policy job-quorum
-			job-wait-long mac-twice multicast-ip name-twice no-switch-name policy-server policy port-cpu port-twice`},
+			job-wait-long mac-twice memory-small multicast-ip name-twice no-switch-name policy-server policy port-cpu port-twice reserve`},
 		"scenario": {"../../lab/scenario/testdata/*.bad.yaml", `buckets episode-from episode-overlap episode-rank episode-to-late episode-to job-name job-names link-rank link-slow link-zero
 			loss-much loss-rank mean-long model name pool quorum-lag-most quorum-lag quorum-ranks quorum-rounds quorum-wait-long quorum-wait
 			ranks-sum rate-huge rate-server-huge rate-server-sum rate-slow rate-zero rounds-many size-huge size-negative size-zero slow-fast

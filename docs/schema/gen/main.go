@@ -23,6 +23,7 @@ import (
 	"xagg/policy/cost"
 	"xagg/policy/rules"
 	"xagg/policy/telemetry"
+	"xagg/xdp"
 )
 
 // kinds are the files, and what they are read into.
@@ -42,6 +43,7 @@ var scalars = map[reflect.Type]jsonschema.Schema{
 	reflect.TypeFor[time.Duration]():   {Type: "string", Pattern: `^(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h))+$`, Examples: []any{"250us", "20ms", "1.5s"}},
 	reflect.TypeFor[netip.Addr]():      {Type: "string", Format: "ipv4"},
 	reflect.TypeFor[controller.MAC]():  {Type: "string", Pattern: `^[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}$`, Examples: []any{"02:78:61:00:00:01"}},
+	reflect.TypeFor[xdp.Size]():        {Type: "string", Pattern: `^[0-9]+(GiB|MiB|KiB|B)$`, Examples: []any{"4GiB"}},
 	reflect.TypeFor[scenario.Rate]():   {Type: "string", Pattern: `^[0-9.]+(e[0-9]+)? *(kbit|Mbit|Gbit)$`, Examples: []any{"40Mbit"}},
 	reflect.TypeFor[scenario.Share]():  {Type: "string", Pattern: `^[0-9.]+(e-?[0-9]+)? *%$`, Examples: []any{"0.1%"}},
 	reflect.TypeFor[policy.Mode]():     {Type: "string", Enum: []any{"", policy.ModeSwitch, policy.ModeServer, policy.ModeHybrid}},
@@ -52,6 +54,7 @@ var scalars = map[reflect.Type]jsonschema.Schema{
 // ranges are the least and the largest values of fields, by type and name in YAML.
 var ranges = map[string][2]float64{
 	"controller.Switch.cpu_port": {1, controller.MaxPort}, "controller.Host.port": {1, controller.MaxPort}, "controller.Server.port": {1, controller.MaxPort},
+	"controller.Config.reserve": {0, 1}, "controller.JobSpec.weight": {0, controller.MaxWeight},
 	"controller.JobSpec.ranks": {1, policy.MaxRanks}, "controller.JobSpec.max_elems": {1, 1<<32 - 1}, "controller.JobSpec.depth": {0, controller.MaxDepth},
 	"controller.Consistency.quorum": {0, policy.MaxRanks}, "controller.Consistency.staleness": {0, controller.MaxStaleness},
 	"controller.Consistency.rounds": {0, controller.MaxRounds}, "policy.Static.quorum": {0, policy.MaxRanks}, "policy.Static.pool": {0, 1 << 31},
