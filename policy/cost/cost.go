@@ -163,6 +163,7 @@ type model struct {
 	mean    float64     // of these
 	late    []float64   // by rank: its mean lateness behind the ranks that are enough, or the middle one in a sync job
 	own     float64     // time of a round in which the quickest rank communicates by itself, on the switch alone
+	packets float64     // time that servers' programs run for the packets of one rank in a round, dealt to all of them; 0 = not known
 }
 
 // newModel reads a snapshot, unless it says too little.
@@ -185,6 +186,14 @@ func newModel(p *Params, s *telemetry.Snapshot) (*model, bool) {
 		return nil, false
 	}
 	m.own /= 1 + p.Hop*m.hops(m.present)
+	ready := 0.0
+	for i := range s.Servers {
+		if v := &s.Servers[i]; v.Ready {
+			ready++
+			m.packets = max(m.packets, v.NsPerPacket*1e-9*s.Job.Chunks)
+		}
+	}
+	m.packets /= max(ready, 1)
 	middle := (there - 1) / 2
 	if m.quorum > 0 {
 		middle = m.quorum - 1
@@ -235,6 +244,16 @@ func (m *model) hops(steered uint64) float64 {
 	return 1 + float64(bits.OnesCount64(steered))/float64(m.ranks)
 }
 
+// serving returns how much longer communication takes with a division than with the switch alone: for the way over servers, and for what their
+// programs take longer for the packets than a rank takes to send its own.
+func (m *model) serving(steered uint64) float64 {
+	flows := bits.OnesCount64(steered)
+	if flows > 0 && flows < m.ranks {
+		flows++ // the cohort's sums
+	}
+	return m.own*m.Hop*m.hops(steered) + max(0, float64(flows)*m.packets-m.own)
+}
+
 // cuts returns the divisions that put the latest ranks on servers, as far as they may be. Of ranks that are hardly later than one that is on a
 // server, that one stays.
 func (m *model) cuts(b Bounds) (steered []uint64) {
@@ -283,7 +302,7 @@ func (m *model) predict(steered uint64) Alternative {
 		}
 	}
 	n := float64(len(m.rounds))
-	a.Round, a.Blocked = a.Round/n+m.own*m.Hop*(m.hops(steered)-m.hops(m.present)), a.Blocked/n
+	a.Round, a.Blocked = a.Round/n+m.serving(steered)-m.serving(m.present), a.Blocked/n
 	if gone := (uint64(1)<<m.ranks - 1) &^ m.there &^ steered; gone != 0 {
 		a.Round += m.mean // they are waited for until timers run out: for as long again, say
 	}

@@ -75,6 +75,23 @@ func TestPredict(t *testing.T) {
 	}
 }
 
+// TestCapacity: servers that take longer for the packets than ranks take to send them make rounds longer, by what they take longer; two of them half as
+// much.
+func TestCapacity(t *testing.T) {
+	p := DefaultParams()
+	for servers, want := range map[int][2]float64{1: {1.01125, 1.032}, 2: {1.00125, 1.012}} { // with one rank steered, and with all
+		s := snapshot(0, 0, steady(8, 1, 1, 1, 1))
+		s.Job.Chunks = 100
+		for range servers {
+			s.Servers = append(s.Servers, telemetry.Server{Ready: true, Timed: true, NsPerPacket: 1e5}) // 0.01 s for a rank's packets
+		}
+		j := p.Judge(s, Bounds{Cohort: 2})
+		if one, all := find(t, j, 0b0001), find(t, j, 0b1111); !near(one.Round, want[0]) || !near(all.Round, want[1]) {
+			t.Errorf("%d servers: %+v and %+v, want %v", servers, one, all, want)
+		}
+	}
+}
+
 // TestKnowsTooLittle: nothing is said before everybody has told of enough rounds.
 func TestKnowsTooLittle(t *testing.T) {
 	p := DefaultParams()
