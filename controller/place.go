@@ -167,16 +167,6 @@ func (in *intent) deal(spec JobSpec, rule policy.Static, but *job) (place.Placem
 	return placed[0], nil
 }
 
-// home returns which servers are to have memory for a job whose configuration is another: those of its plan, or where that has none, and follows
-// what is measured, such as have room. Errors are those of deal.
-func (in *intent) home(j *job, spec JobSpec) ([]string, error) {
-	if len(j.decision.Servers) > 0 || spec.Adapt == nil {
-		return j.decision.Servers, nil
-	}
-	placed, err := in.deal(spec, policy.Static{Mode: policy.ModeSwitch}, j)
-	return placed.Homes, err
-}
-
 // settle has a job keep memory at the servers of its plan; one whose plan follows what is measured keeps what it had while the
 // switch sums all.
 func (j *job) settle(p policy.Plan) {
