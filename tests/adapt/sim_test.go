@@ -83,12 +83,19 @@ func TestReactsQuorum(t *testing.T) {
 				before = len(cohort)
 			}
 		}
-		t.Logf("seed %d: %d ranks on the switch before it is slow; it was moved last in round %d", seed, before, there)
+		// Of the rounds since it is slow, it was so in those that it computed in: it skips some, to catch up.
+		slow := 0
+		for round := s.Warmup + e.From; round < there; round++ {
+			if !ps[0].Skipped[e.Rank][round-s.Warmup] {
+				slow++
+			}
+		}
+		t.Logf("seed %d: %d ranks on the switch before it is slow; it was moved last in round %d, after %d slow ones", seed, before, there, slow)
 		if before < c.MinCohort {
 			t.Errorf("seed %d: the switch sums %d ranks after %d rounds, want a cohort", seed, before, s.Warmup+e.From)
 		}
-		if slow := s.Warmup + e.From; there > slow+steeredWithin {
-			t.Errorf("seed %d: rank %d was moved in round %d, which has been slow from round %d on; want it on a server within %d rounds and left there", seed, e.Rank, there, slow, steeredWithin)
+		if slow > steeredWithin {
+			t.Errorf("seed %d: rank %d was moved after %d slow rounds, want it on a server within %d and left there", seed, e.Rank, slow, steeredWithin)
 		}
 		// Fast ranks wait for nobody who is slow: but for those first rounds.
 		waits := 0
