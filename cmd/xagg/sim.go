@@ -47,7 +47,7 @@ alike more than --max-alike longer than in mode switch.
 
 Exit codes:
   0   all was simulated
-  2   with --regret: a bound was exceeded, or there is nothing to compare
+  2   with --regret: a bound was exceeded
   64  the command line is wrong`,
 		Example: `  xagg sim -f scenarios/slow-4.yaml --modes switch,server,hybrid,hybrid/quorum
   xagg sim scenarios/*.yaml -o json

@@ -36,6 +36,9 @@ func Derive(t *trace.Trace, costs timing.Costs) (*Derived, error) {
 	mode, least, wait, chunks, servers := "", 0, 0.0, 0.0, 0
 	for i := range t.Steps {
 		s := &t.Steps[i].Snapshot
+		if len(s.Ranks) != t.Ranks {
+			return fail("a snapshot has %d ranks, the job %d", len(s.Ranks), t.Ranks)
+		}
 		if s.Job.Round == round || slices.ContainsFunc(s.Ranks, func(r telemetry.Rank) bool { return len(r.Ready) == 0 }) {
 			continue
 		}

@@ -111,15 +111,14 @@ func regrets(s *scenario.Scenario, opts timing.Options, seeds []uint64, consiste
 	return rows
 }
 
-// Exceeding says of which rows the regret is above a limit, or of sync jobs whose ranks are alike how much longer rounds are than in mode switch;
-// or that nothing can be said of them.
+// Exceeding says of which rows the regret is above a limit, or of sync jobs whose ranks are alike how much longer rounds are than in mode switch.
+// Of rows that cannot be compared it says nothing: WriteText tells why they cannot.
 func (r *RegretReport) Exceeding(limit, alike float64) (why []string) {
 	for _, x := range r.Rows {
 		of := fmt.Sprintf("job %s of scenario %s, %s", x.Job, x.Scenario, x.Consistency)
 		sw := x.Static[string(policy.ModeSwitch)]
 		switch {
 		case x.Adaptive == 0 || x.Best == "":
-			why = append(why, of+": there is nothing to compare")
 		case x.Regret > limit:
 			why = append(why, fmt.Sprintf("%s: rounds are %.1f %% longer than in mode %s, more than %.1f %%", of, 100*x.Regret, x.Best, 100*limit))
 		case x.Alike && sw > 0 && x.Adaptive/sw-1 > alike:

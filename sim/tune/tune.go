@@ -117,7 +117,7 @@ type Case struct {
 // Options say how to search.
 type Options struct {
 	Space   []Dimension
-	Runs    int    // policies that are tried at most
+	Runs    int    // policies that are tried at most, beside the one that the search begins with
 	Seeds   int    // each of them in every scenario with so many seeds; as many others judge the one that is chosen
 	Seed    uint64 // the first, and of the choice of policies where there are more than Runs
 	Timing  timing.Options
@@ -137,8 +137,9 @@ type Candidate struct {
 // Result is what a search found.
 type Result struct {
 	SchemaVersion int         `json:"schema_version"`
-	Tried         int         `json:"tried"`
+	Tried         int         `json:"tried"`   // that are another policy than the default
 	Invalid       int         `json:"invalid"` // combinations that are no policy
+	Failed        int         `json:"failed"`  // policies with which some job does not get to its end
 	Possible      int         `json:"possible"`
 	Default       Candidate   `json:"default"` // that the search began with
 	Front         []Candidate `json:"front"`   // none is better in all of round time, slots and memory; by round time
@@ -179,12 +180,19 @@ func Tune(base adapt.Config, cases []Case, opts Options) (*Result, error) {
 			opts.Current(done, all)
 		}
 	}
+	var judged []Candidate
 	for i := range candidates {
-		if err := trial.judge(&candidates[i]); err != nil {
+		switch err := trial.judge(&candidates[i]); {
+		case err == nil:
+			judged = append(judged, candidates[i])
+		case i == 0:
 			return nil, err
+		default:
+			result.Failed++
 		}
 		progress()
 	}
+	candidates = judged
 	result.Default, result.Front = candidates[0], front(candidates)
 	result.Chosen = choose(candidates)
 	result.Policy = result.Chosen.Config.YAML()
@@ -219,7 +227,7 @@ func candidates(base adapt.Config, opts Options) ([]Candidate, *Result, error) {
 	known := map[string]bool{base.YAML(): true}
 	var first error // of what is wrong with a policy
 	for _, n := range order {
-		if len(list) >= opts.Runs {
+		if len(list) > opts.Runs {
 			break
 		}
 		c := Candidate{Fields: map[string]string{}}
@@ -244,7 +252,7 @@ func candidates(base adapt.Config, opts Options) ([]Candidate, *Result, error) {
 			list = append(list, c)
 		}
 	}
-	r.Tried = len(list)
+	r.Tried = len(list) - 1
 	if r.Invalid > 0 && len(list) == 1 {
 		return nil, nil, fmt.Errorf("no combination is a policy: %w", first)
 	}
@@ -376,7 +384,8 @@ func (r *Result) WriteJSON(w io.Writer) error {
 
 // WriteText writes the result as a table, and the chosen policy.
 func (r *Result) WriteText(w io.Writer) error {
-	fmt.Fprintf(w, "%d of %d combinations tried, %d of them no policy. Rounds are in multiples of the best plan's that stays.\n", r.Tried, r.Possible, r.Invalid)
+	fmt.Fprintf(w, "Of %d combinations %d were tried beside the policy as it is; %d are no policy, and with %d some job does not get to its end. Rounds are in multiples of the best plan's that stays.\n",
+		r.Possible, r.Tried, r.Invalid, r.Failed)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\tROUND\tSWITCH SLOTS\tSERVER MEMORY\tMOVES\tPOLICY")
 	row := func(mark string, c *Candidate) {

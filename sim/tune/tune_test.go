@@ -50,7 +50,7 @@ func TestTune(t *testing.T) {
 		t.Fatal(err)
 	}
 	// 4 and 5 contradict each other.
-	if r.Possible != 4 || r.Invalid != 1 || r.Tried != 3 || len(r.Front) == 0 {
+	if r.Possible != 4 || r.Invalid != 1 || r.Tried != 2 || r.Failed != 0 || len(r.Front) == 0 {
 		t.Fatalf("%+v", r)
 	}
 	if r.Chosen.Fields["define.enter.above"] != "1000" || r.Chosen.Memory != 0 || r.Default.Memory == 0 || r.Default.Moves == 0 || r.Chosen.Moves != 0 {
@@ -113,7 +113,7 @@ func TestDefaultSpaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		list, r, err := candidates(base, Options{Space: DefaultSpace(base), Runs: 1000})
-		if err != nil || len(list) < 3 || r.Tried+r.Invalid > r.Possible+1 {
+		if err != nil || len(list) < 3 || r.Tried != len(list)-1 || r.Tried+r.Invalid > r.Possible {
 			t.Errorf("%s: %d policies, %+v, %v", rule, len(list), r, err)
 		}
 	}
@@ -183,6 +183,12 @@ func TestDerive(t *testing.T) {
 			t.Errorf("%s: rounds of the derived scenario take %.4f s, of the real one %.4f s", name, d.Simulated, real)
 		}
 		t.Logf("%s: %.4f s, derived %.4f s, recorded %.4f s", name, real, d.Simulated, d.Recorded)
+	}
+	for _, n := range []int{0, 3, 5} {
+		tr := &trace.Trace{Job: trace.Job{Job: "x", Ranks: 4}, Steps: []trace.Step{{Snapshot: telemetry.Snapshot{Ranks: make([]telemetry.Rank, n)}}}}
+		if _, err := Derive(tr, timing.Lab()); err == nil || !strings.Contains(err.Error(), "the job 4") {
+			t.Errorf("a snapshot of %d ranks: %v", n, err)
+		}
 	}
 	if _, err := Derive(&trace.Trace{Job: trace.Job{Job: "x", Ranks: 4}}, timing.Lab()); err == nil || !strings.Contains(err.Error(), "want 10 at least") {
 		t.Errorf("of nothing: %v", err)
