@@ -264,13 +264,13 @@ func (e *Engine) choose(s *telemetry.Snapshot, v verdict, passed int, d *Decisio
 	if v.quorum != c.Quorum {
 		*c = Choice{Quorum: v.quorum, Since: c.Since, Made: c.Made}
 	}
-	c.Rounds += min(passed, (e.rule.Leave.For+1)/2)
+	c.Rounds += atOnce(passed, e.rule.Leave.For)
 	quorum, wait := int(s.Job.Quorum), s.Job.Wait
 	same := v.quorum == quorum && math.Abs(v.wait-wait) <= max(wait/4, 0.001)
 	switch {
 	case same || c.Rounds < e.rule.Leave.For || e.limits.Freeze:
 	case c.Made && s.Time-c.Since < e.limits.Dwell.Seconds():
-	case len(e.state.Moves) == e.limits.Moves && s.Time-e.state.Moves[0] < 60:
+	case e.spent(s.Time):
 	default:
 		d.Quorum, d.Wait = v.quorum, v.wait
 		if !e.limits.DryRun {
@@ -280,14 +280,18 @@ func (e *Engine) choose(s *telemetry.Snapshot, v verdict, passed int, d *Decisio
 	}
 }
 
+// spent reports whether the moves of a minute are used up.
+func (e *Engine) spent(now float64) bool {
+	return len(e.state.Moves) == e.limits.Moves && now-e.state.Moves[0] < 60
+}
+
 // count notes a move, for the limit.
 func (e *Engine) count(now float64) {
 	e.state.Moves = append(e.state.Moves, now)
 	e.state.Moves = e.state.Moves[max(0, len(e.state.Moves)-e.limits.Moves):]
 }
 
-// judge notes on which side of the thresholds ranks are, and returns of how many rounds the snapshot is news. Ranks report ten times a second: where rounds are shorter, a snapshot counts for
-// all the rounds since the one before, but for no more than half of those that a threshold wants, so that none moves a rank by itself.
+// judge notes on which side of the thresholds ranks are, and returns of how many rounds the snapshot is news.
 func (e *Engine) judge(s *telemetry.Snapshot, v verdict, d *Decision) int {
 	n := e.passed(s)
 	if n > 0 {
@@ -302,8 +306,8 @@ func (e *Engine) judge(s *telemetry.Snapshot, v verdict, d *Decision) int {
 	for i := range e.state.Ranks {
 		r, w := &e.state.Ranks[i], &d.Ranks[i]
 		w.Score, w.When = v.scores[i], v.holds == nil || v.holds[i]
-		r.Enter = note(r.Enter, min(n, (e.rule.Enter.For+1)/2), w.When && w.Score > e.rule.Enter.Above)
-		r.Leave = note(r.Leave, min(n, (e.rule.Leave.For+1)/2), !w.When || w.Score < e.rule.Leave.Below)
+		r.Enter = note(r.Enter, atOnce(n, e.rule.Enter.For), w.When && w.Score > e.rule.Enter.Above)
+		r.Leave = note(r.Leave, atOnce(n, e.rule.Leave.For), !w.When || w.Score < e.rule.Leave.Below)
 		r.Rounds += n
 		w.Enter = bits.OnesCount64(r.Enter & newest(e.rule.Enter.Of))
 		w.Leave = bits.OnesCount64(r.Leave & newest(e.rule.Leave.Of))
@@ -321,6 +325,10 @@ func (e *Engine) passed(s *telemetry.Snapshot) int {
 	}
 	return int(min(max(s.Job.Round-e.state.Round, 1), rules.MaxOf)) // numbers of rounds wrap around
 }
+
+// atOnce returns how many rounds a snapshot that is news of n counts for, of so many that are wanted. Ranks report ten times a second: where rounds are
+// shorter, a snapshot counts for all the rounds since the one before, but for no more than half of those wanted, so that none moves a rank by itself.
+func atOnce(n, wanted int) int { return min(n, (wanted+1)/2) }
 
 // note adds n rounds to a history in which bits stand for rounds, the newest in bit 0.
 func note(history uint64, n int, beyond bool) uint64 {
@@ -451,7 +459,7 @@ func (e *Engine) held(s *telemetry.Snapshot, d *Decision, x wish, together bool)
 		return "the policy is frozen"
 	case r.Moved && s.Time-r.Since < e.limits.Dwell.Seconds() && !x.pinned:
 		return fmt.Sprintf("it moved %.1f s ago and stays for %v", s.Time-r.Since, e.limits.Dwell)
-	case len(e.state.Moves) == e.limits.Moves && s.Time-e.state.Moves[0] < 60:
+	case e.spent(s.Time):
 		return fmt.Sprintf("the job has used its %d moves of a minute", e.limits.Moves)
 	case x.to == Server && len(s.Servers) == 0:
 		return "there is no server"
