@@ -64,7 +64,8 @@ moves: 600
 		defer mu.Unlock()
 		return !steered, done
 	}
-	go func() {
+	var watching sync.WaitGroup
+	watching.Go(func() {
 		for ctx.Err() == nil {
 			reply, err := client.Status(ctx, &api.StatusRequest{})
 			if err == nil && len(reply.Jobs) == 1 && reply.Jobs[0].Change == nil {
@@ -76,7 +77,7 @@ moves: 600
 			}
 			time.Sleep(5 * time.Millisecond)
 		}
-	}()
+	})
 	// All ranks have to make the same number of all-reduces: they sum up who wants to stop.
 	var group sync.WaitGroup
 	for rank := range ranks {
@@ -92,6 +93,8 @@ moves: 600
 		})
 	}
 	group.Wait()
+	cancel()
+	watching.Wait()
 	if t.Failed() {
 		reply, err := client.Explain(t.Context(), &api.ExplainRequest{Job: "train"})
 		t.Fatalf("%s\n%s\n%v", reply.GetSnapshot(), reply.GetDecision(), err)
