@@ -3,6 +3,7 @@
 package strictyaml
 
 import (
+	"context"
 	"encoding"
 	"errors"
 	"fmt"
@@ -15,7 +16,12 @@ import (
 
 // Decode reads src into v, on top of what v holds. name is the file's, for errors.
 func Decode(name string, src []byte, v any, opts ...yaml.DecodeOption) error {
-	if err := yaml.UnmarshalWithOptions(src, v, append(opts, yaml.Strict())...); err != nil {
+	return DecodeContext(context.Background(), name, src, v, opts...)
+}
+
+// DecodeContext is Decode with a context that the UnmarshalYAML methods of what is read are called with.
+func DecodeContext(ctx context.Context, name string, src []byte, v any, opts ...yaml.DecodeOption) error {
+	if err := yaml.UnmarshalContext(ctx, src, v, append(opts, yaml.Strict())...); err != nil {
 		return positioned(name, src, err)
 	}
 	return nil
