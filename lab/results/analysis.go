@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"xagg/internal/stats"
 )
 
 // Base is the mode that others are compared with: everything in the switch, as in earlier systems.
@@ -329,14 +331,14 @@ func cell(i int, trials []trial) Cell {
 		if j.Moves != nil {
 			c.Decided = append(c.Decided, Decided{t.Repetition, j.Moves, j.Quorums})
 		}
-		if f := mean(j.take(j.Floor)); f > 0 {
+		if f := stats.Mean(j.take(j.Floor)); f > 0 {
 			ofFloor = append(ofFloor, j.comm()/f)
 		}
 		if j.IdealSpan > 0 {
 			span = append(span, j.Span/j.IdealSpan)
 		}
 	}
-	c.Comm, c.Floor, c.Round, c.Exposed = Describe(comm), Describe(floor), Describe(round), mean(exposed)
+	c.Comm, c.Floor, c.Round, c.Exposed = Describe(comm), Describe(floor), Describe(round), stats.Mean(exposed)
 	c.Skipped = 1 - float64(len(comm))/float64(all)
 	c.OfFloor, c.Span = Ratios(ofFloor), Ratios(span)
 	c.Goodput = 32 * float64(first.Values) / c.Comm.Mean
@@ -363,7 +365,7 @@ func (j *Job) slowest(round int) float64 {
 }
 
 // comm returns the mean communication time.
-func (j *Job) comm() float64 { return mean(j.take(j.Comm)) }
+func (j *Job) comm() float64 { return stats.Mean(j.take(j.Comm)) }
 
 // commOf returns the function that takes the mean communication time of job i of a run.
 func commOf(i int) func(*Run) float64 { return func(r *Run) float64 { return r.Jobs[i].comm() } }
