@@ -201,7 +201,10 @@ func newModel(p *Params, s *telemetry.Snapshot) (*model, bool) {
 	m.late = make([]float64, m.ranks)
 	worst := make([]float64, m.ranks)
 	for i := range s.Ranks {
-		worst[i] = second(s.Ranks[i].Ready, rounds)
+		worst[i] = math.Inf(1)
+		if !s.Ranks[i].Steered {
+			worst[i] = second(s.Ranks[i].Ready, rounds)
+		}
 	}
 	all := make([]float64, 2*rounds*m.ranks)
 	m.rounds, m.sorted, m.closed = make([][]float64, 0, rounds), make([][]float64, 0, rounds), make([]float64, 0, rounds)
@@ -227,7 +230,8 @@ func newModel(p *Params, s *telemetry.Snapshot) (*model, bool) {
 	return m, true
 }
 
-// second returns the second largest of the last n values. A rank's worst round is counted as its second worst: a hiccup is no straggler.
+// second returns the second largest of the last n values. A worst round is counted as the second worst of a rank that the switch sums: a hiccup is no
+// straggler. Of one that would come there it counts as it is: being late in the cohort costs more than a place in it brings.
 func second(values []float64, n int) float64 {
 	first, second := 0.0, 0.0
 	for _, x := range values[max(0, len(values)-n):] {
