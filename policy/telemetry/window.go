@@ -61,6 +61,7 @@ type rankWindow struct {
 type part struct {
 	compute, own float64 // s
 	late         bool    // most results lack it
+	lost         bool    // some do
 	skipped      bool    // the rank gave zeros instead of computing
 }
 
@@ -224,7 +225,7 @@ func (w *Window) count(n uint32, x *waits) {
 		if waited >= x.comm[rank] {
 			waited = 0 // others did: it had not begun, or is one of the cohort that came last
 		}
-		p := part{compute: x.compute[rank].Seconds(), own: (x.comm[rank] - waited).Seconds(), late: x.late[rank] > 0.5}
+		p := part{compute: x.compute[rank].Seconds(), own: (x.comm[rank] - waited).Seconds(), late: x.late[rank] > 0.5, lost: x.late[rank] > 0}
 		r.own.add(p.own)
 		p.skipped = p.compute < usual/skips && r.computed.len() > 0
 		if !p.skipped && p.compute > 0 { // it is not known before the first all-reduce of all, nor while others are under way
@@ -255,6 +256,8 @@ func (w *Window) ready(rank int) []float64 {
 			// It may have been late by a moment, for having begun after the others. What it saw of its own stream is by how much it got the results later
 			// than late ranks do, whose links bring them twice: to all, and in answer to their parts.
 			p.own = stream + max(0, p.own-2*stream)
+		case p.lost: // when the rest would have been there nobody can tell: not before it was sent again
+			p.own += stream
 		}
 		out = append(out, p.compute+p.own)
 	}
