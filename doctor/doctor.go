@@ -95,15 +95,19 @@ func oneLine(s string) string {
 	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 }
 
-// Examine looks at everything. It takes a few seconds where programs have to be asked.
-func Examine(ctx context.Context, m Machine) Report {
+// Examine looks at everything. It takes a few seconds where programs have to be asked. It fails only when ctx ends: what a
+// check says that was interrupted says nothing about the machine.
+func Examine(ctx context.Context, m Machine) (Report, error) {
 	var r Report
 	for _, check := range checks {
 		c := check.look(ctx, m)
+		if err := ctx.Err(); err != nil {
+			return Report{}, fmt.Errorf("look at %s: %w", check.name, err)
+		}
 		c.Name = check.name
 		r.Checks = append(r.Checks, c)
 	}
-	return r
+	return r, nil
 }
 
 // checks are the checks in the order in which they are shown: what everything needs, then what some things need.

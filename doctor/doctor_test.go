@@ -140,7 +140,10 @@ func with(says map[string]string) Machine {
 }
 
 func TestCompleteMachine(t *testing.T) {
-	r := Examine(t.Context(), complete())
+	r, err := Examine(t.Context(), complete())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range r.Checks {
 		if c.Status != OK || c.Name == "" || c.Detail == "" || c.Cure != "" {
 			t.Errorf("%+v, want ok without a cure", c)
@@ -234,7 +237,10 @@ func TestIncompleteMachines(t *testing.T) {
 		{"qemu", with(map[string]string{"qemu-system-x86_64 --version": "absent"}), Warn, "not installed", "qemu-system-x86"},
 	} {
 		t.Run(c.check+"/"+c.detail, func(t *testing.T) {
-			r := Examine(t.Context(), c.machine)
+			r, err := Examine(t.Context(), c.machine)
+			if err != nil {
+				t.Fatal(err)
+			}
 			for _, got := range r.Checks {
 				if got.Name != c.check {
 					continue
@@ -299,5 +305,32 @@ func TestBounceFails(t *testing.T) {
 	err = lab.Do(netns.Switch, func() error { return sendAndReceive(ctx, netns.PortName(serverPort)) })
 	if err == nil || !strings.Contains(err.Error(), "did not come back") {
 		t.Errorf("without a reflector: %v", err)
+	}
+}
+
+// TestExamineInterrupted: what an interrupted check says is no finding; there is no report with cures for what is there.
+func TestExamineInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	m := complete()
+	ask := m.Output
+	m.Output = func(ctx context.Context, name string, args ...string) (string, error) {
+		if name == "p4c-bm2-ss" {
+			cancel()
+			return "", ctx.Err()
+		}
+		return ask(ctx, name, args...)
+	}
+	r, err := Examine(ctx, m)
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "look at p4c") || len(r.Checks) != 0 {
+		t.Errorf("error %v and %d checks, want one that names p4c and no checks", err, len(r.Checks))
+	}
+}
+
+// TestOutputPatience: a program that does not answer is told from one that is not there.
+func TestOutputPatience(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	if _, err := output(ctx, "sleep", "60"); err == nil || !strings.Contains(err.Error(), "no answer within") {
+		t.Errorf("error %v, want one that says that there was no answer", err)
 	}
 }

@@ -65,7 +65,7 @@ func TestBenchReport(t *testing.T) {
 		want string
 		args []string
 	}{
-		{exitUsage, "requires at least 1 arg", nil},
+		{exitUsage, "want 'xagg bench report", nil},
 		{exitUsage, `--output "pdf"`, []string{file, "-o", "pdf"}},
 		{exitUsage, "--limit 0", []string{file, "--limit", "0"}},
 		{exitFailure, "read results: open", []string{nowhere}},

@@ -35,7 +35,10 @@ Exit code 0: everything that is required is there. 3: something that is required
 					return fmt.Errorf("remove leftovers: %w", err)
 				}
 			}
-			report := doctor.Examine(cmd.Context(), doctor.Local())
+			report, err := doctor.Examine(cmd.Context(), doctor.Local())
+			if err != nil {
+				return err
+			}
 			write := report.WriteText
 			if output == "json" {
 				write = report.WriteJSON

@@ -180,10 +180,14 @@ func newRoot(env *env, args []string) *cobra.Command {
 func usageErrors(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
-			if err := check(cmd, args); err != nil {
+			switch err := check(cmd, args); {
+			case err == nil:
+				return nil
+			case len(args) == 0:
+				return usagef("arguments are missing: want '%s'; see '%s --help'", cmd.UseLine(), cmd.CommandPath())
+			default:
 				return usagef("%w; see '%s --help'", err, cmd.CommandPath())
 			}
-			return nil
 		}
 	}
 	for _, sub := range cmd.Commands() {

@@ -81,7 +81,7 @@ func TestPcapCheck(t *testing.T) {
 		"no packets":     {[]string{file("none.pcap", pcapOf())}, nil, exitDifferences, []string{"incomplete: no packet"}, ""},
 		"no capture":     {[]string{good, file("text", []byte("hello world"))}, nil, exitFailure, nil, "text: not a readable capture file: begins with"},
 		"no such file":   {[]string{filepath.Join(dir, "missing")}, nil, exitFailure, nil, "missing: no such file"},
-		"no argument":    {nil, nil, exitUsage, nil, "requires at least 1 arg"},
+		"no argument":    {nil, nil, exitUsage, nil, "want 'xagg pcap check FILE"},
 		"unknown form":   {[]string{"-o", "xml", good}, nil, exitUsage, nil, `-o "xml": want text or json`},
 		"unknown option": {[]string{"--nonsense", good}, nil, exitUsage, nil, "unknown flag"},
 	} {

@@ -105,7 +105,7 @@ more than --runs combinations, so many are drawn at random.`,
 func tuneCases(env *env, files []string) (cases []tune.Case, err error) {
 	for _, file := range files {
 		if ext := filepath.Ext(file); ext == ".yaml" || ext == ".yml" {
-			s, err := scenario.Load(file)
+			s, err := loadScenario(file)
 			if err != nil {
 				return nil, err
 			}

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"time"
 
@@ -48,7 +50,7 @@ alike more than --max-alike longer than in mode switch.
 Exit codes:
   0   all was simulated
   2   with --regret: a bound was exceeded
-  64  the command line is wrong`,
+  64  the command line or a scenario is wrong`,
 		Example: `  xagg sim -f scenarios/slow-4.yaml --modes switch,server,hybrid,hybrid/quorum
   xagg sim scenarios/*.yaml -o json
   xagg sim -f scenarios/slow-4.yaml --workers 2,4,8,16,32,64 --modes switch,server,hybrid
@@ -91,7 +93,7 @@ Exit codes:
 				regrets.Seeds = append(regrets.Seeds, max(seed, 1)+i)
 			}
 			for _, name := range files {
-				s, err := scenario.Load(name)
+				s, err := loadScenario(name)
 				if err != nil {
 					return err
 				}
@@ -167,4 +169,14 @@ func writeRegrets(env *env, r *tune.RegretReport, output string, maxRegret, maxA
 		return &exitError{code: exitDifferences}
 	}
 	return nil
+}
+
+// loadScenario reads a scenario; what is wrong in the file has the exit code of a wrong command line, a file that cannot be read
+// that of a failure.
+func loadScenario(path string) (*scenario.Scenario, error) {
+	s, err := scenario.Load(path)
+	if _, unread := errors.AsType[*fs.PathError](err); err != nil && !unread {
+		return nil, &exitError{exitUsage, err}
+	}
+	return s, err
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -48,11 +50,16 @@ func TestSim(t *testing.T) {
 // TestSimUsage: what is wrong with a command line is said.
 func TestSimUsage(t *testing.T) {
 	const file = "../../scenarios/slow-4.yaml"
+	wrong := filepath.Join(t.TempDir(), "wrong.yaml")
+	if err := os.WriteFile(wrong, []byte("name: wrong\nwrokers: 4\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		args []string
 		want string
 	}{
 		{nil, "which scenario?"},
+		{[]string{wrong}, "wrong.yaml:2:1: unknown field"},
 		{[]string{file, "--modes", "tcp"}, "its traffic is TCP's"},
 		{[]string{file, "--modes", "swich"}, `mode "swich": want`},
 		{[]string{file, "--workers", "65"}, "65 ranks, want 2 to 64"},

@@ -115,3 +115,36 @@ func TestParseOver(t *testing.T) {
 		t.Errorf("what policies were read on top of has become\n%s\nof\n%s", base.YAML(), written)
 	}
 }
+
+// TestSource: what is shown as an example is a policy, and decides as the rule that it is an example of.
+func TestSource(t *testing.T) {
+	for _, name := range Names() {
+		src, err := Source(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		example, err := Parse(name+".yaml", []byte(src))
+		if err != nil {
+			t.Errorf("%v in\n%s", err, src)
+			continue
+		}
+		byName := DefaultConfig()
+		byName.Rule = name
+		got, err := example.Compile(0)
+		if err != nil {
+			t.Errorf("compile %s: %v", name, err)
+			continue
+		}
+		want, err := byName.Compile(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Name != want.Name || got.About != want.About || got.Enter != want.Enter || got.Leave != want.Leave {
+			t.Errorf("%s: the example is %s (%s), enter %v, leave %v; want %s (%s), %v, %v",
+				name, got.Name, got.About, got.Enter, got.Leave, want.Name, want.About, want.Enter, want.Leave)
+		}
+	}
+	if _, err := Source("moon"); err == nil {
+		t.Error("there is an example of a rule that there is not")
+	}
+}

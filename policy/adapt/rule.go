@@ -51,7 +51,7 @@ func ByCost(p cost.Params) Rule {
 // Names returns the names of the rules that come with the program.
 func Names() []string { return append([]string{cost.Name}, rules.Names()...) }
 
-// Source returns the text of a rule that comes with the program, as an example for policies of one's own.
+// Source returns a rule that comes with the program as the text of a policy, which is an example for policies of one's own.
 func Source(name string) (string, error) {
 	switch {
 	case name == cost.Name:
@@ -64,7 +64,11 @@ func Source(name string) (string, error) {
 	case !slices.Contains(rules.Names(), name):
 		return "", unknown(name)
 	}
-	return rules.Source(name)
+	src, err := rules.Source(name)
+	if err != nil {
+		return "", err
+	}
+	return "define:\n  " + strings.ReplaceAll(strings.TrimRight(src, "\n"), "\n", "\n  ") + "\n", nil
 }
 
 // unknown is the error for the name of no rule.
