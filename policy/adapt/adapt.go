@@ -189,7 +189,7 @@ func New(ranks int, rule Rule, limits Limits) *Engine {
 
 // bounds returns which divisions of a job's ranks the limits allow.
 func (e *Engine) bounds(s *telemetry.Snapshot) cost.Bounds {
-	b := cost.Bounds{Cohort: e.limits.MinCohort, Steered: e.limits.Steered, Serving: e.serving(s)}
+	b := cost.Bounds{Cohort: e.limits.MinCohort, Steered: e.limits.Steered, Serving: e.serving(s), Quorum: e.limits.Quorum}
 	for rank, place := range e.limits.Pin {
 		if place == Switch {
 			b.Switch |= 1 << rank
@@ -251,7 +251,7 @@ func (e *Engine) Step(s *telemetry.Snapshot) Decision {
 		passed = e.judge(s, v, &d)
 	}
 	e.move(s, &d)
-	if e.limits.Quorum && v.quorum > 0 && d.Error == "" {
+	if v.quorum > 0 && d.Error == "" {
 		e.choose(s, v, passed, &d)
 	}
 	return d

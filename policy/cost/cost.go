@@ -50,10 +50,13 @@ func DefaultParams() Params {
 	return Params{Price: 0.1, Hop: 0.1, Trust: 16, Slack: 0.02, Enter: rules.Enter{Above: 0.02, For: 2, Of: 3}, Leave: rules.Leave{Below: 0.005, For: 2, Of: 2}}
 }
 
-// UnmarshalYAML reads parameters on top of the defaults.
+// UnmarshalYAML reads parameters on top of those that are there, or else the defaults.
 func (p *Params) UnmarshalYAML(read func(any) error) error {
 	type plain Params
-	q := plain(DefaultParams())
+	q := plain(*p)
+	if *p == (Params{}) {
+		q = plain(DefaultParams())
+	}
 	if err := read(&q); err != nil {
 		return err
 	}
@@ -80,6 +83,8 @@ type Bounds struct {
 	Cohort         int // ranks of a cohort at least, if there is one
 	Steered        int // ranks on servers at most; 0 = all
 	Serving        int // ranks on servers at least
+	// Quorum: how many ranks of a quorum job are enough, and how long chunks wait for more, may be chosen too.
+	Quorum bool
 }
 
 // Alternative is a division of the ranks, and what is predicted of it.
@@ -104,12 +109,12 @@ type Judgement struct {
 	Steady int
 	// Quorum and Wait are the most ranks, and the longest time in seconds, that results of a quorum job can wait for within the slack under the
 	// cheapest division: the most ranks that are hardly ever waited for, and the time in which those that are not late are there in 95 % of
-	// the rounds. 0 in sync jobs.
+	// the rounds. 0 in sync jobs, and where they may not be chosen.
 	Quorum int
 	Wait   float64
 }
 
-// Least is the number of rounds that everybody has to have reported under the present plan before anything is concluded.
+// Least is the number of rounds that everybody has to have reported before anything is concluded.
 const Least = 4
 
 // Judge compares the divisions of a job's ranks. It is deterministic, and linear in rounds x ranks x ranks.
@@ -141,6 +146,8 @@ func (p *Params) Judge(s *telemetry.Snapshot, b Bounds) Judgement {
 	slices.SortStableFunc(j.Alternatives, func(a, b Alternative) int { return cmp.Compare(a.Cost, b.Cost) })
 	if m.quorum > 0 {
 		j.Steady = int(p.Trust * latest)
+	}
+	if m.quorum > 0 && b.Quorum {
 		least := int(s.Job.Least)
 		if least == 0 { // it is not known
 			least = m.quorum
@@ -201,7 +208,10 @@ func newModel(p *Params, s *telemetry.Snapshot) (*model, bool) {
 	m.late = make([]float64, m.ranks)
 	worst := make([]float64, m.ranks)
 	for i := range s.Ranks {
-		worst[i] = second(s.Ranks[i].Ready, rounds)
+		worst[i] = math.Inf(1)
+		if !s.Ranks[i].Steered {
+			worst[i] = second(s.Ranks[i].Ready, rounds)
+		}
 	}
 	all := make([]float64, 2*rounds*m.ranks)
 	m.rounds, m.sorted, m.closed = make([][]float64, 0, rounds), make([][]float64, 0, rounds), make([]float64, 0, rounds)
@@ -227,7 +237,8 @@ func newModel(p *Params, s *telemetry.Snapshot) (*model, bool) {
 	return m, true
 }
 
-// second returns the second largest of the last n values. A rank's worst round is counted as its second worst: a hiccup is no straggler.
+// second returns the second largest of the last n values. A worst round is counted as the second worst of a rank that the switch sums: a hiccup is no
+// straggler. Of one that would come there it counts as it is: being late in the cohort costs more than a place in it brings.
 func second(values []float64, n int) float64 {
 	first, second := 0.0, 0.0
 	for _, x := range values[max(0, len(values)-n):] {

@@ -164,17 +164,20 @@ func TestChoose(t *testing.T) {
 		{"one is late now and then", 2, [][]float64{{1, 1, 1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 1, 1, 1}, {1, 1.4, 1, 1.4, 1, 1.4, 1, 1.4}}, 2, 0},
 	} {
 		s := snapshot(tt.least, 1<<len(tt.ready)-1, tt.ready)
-		j := p.Judge(s, Bounds{Cohort: 2, Serving: 1})
+		j := p.Judge(s, Bounds{Cohort: 2, Serving: 1, Quorum: true})
 		if j.Quorum != tt.quorum || !near(math.Round(j.Wait*1e9)/1e9, tt.wait) {
 			t.Errorf("%s: %d within %v, want %d within %v", tt.name, j.Quorum, j.Wait, tt.quorum, tt.wait)
 		}
 		// What is chosen stands when it is the plan's.
 		s.Job.Quorum, s.Job.Wait = float64(j.Quorum), j.Wait
-		if again := p.Judge(s, Bounds{Cohort: 2, Serving: 1}); again.Quorum != tt.quorum || again.Wait != j.Wait {
+		if again := p.Judge(s, Bounds{Cohort: 2, Serving: 1, Quorum: true}); again.Quorum != tt.quorum || again.Wait != j.Wait {
 			t.Errorf("%s: %d within %v, then %d within %v", tt.name, j.Quorum, j.Wait, again.Quorum, again.Wait)
 		}
 	}
-	if j := p.Judge(snapshot(0, 0, steady(8, 1, 1, 1)), Bounds{Cohort: 2}); j.Quorum != 0 || j.Wait != 0 {
+	if j := p.Judge(snapshot(2, 0b1111, steady(8, 1, 1, 1, 1)), Bounds{Cohort: 2, Serving: 1}); j.Quorum != 0 || j.Wait != 0 {
+		t.Errorf("it may not be chosen: %+v", j)
+	}
+	if j := p.Judge(snapshot(0, 0, steady(8, 1, 1, 1)), Bounds{Cohort: 2, Quorum: true}); j.Quorum != 0 || j.Wait != 0 {
 		t.Errorf("a sync job: %+v", j)
 	}
 }

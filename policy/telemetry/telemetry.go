@@ -158,7 +158,7 @@ type Rank struct {
 	OwnP50      float64 `json:"own_p50" cel:"own_p50" unit:"s" doc:"median of its communication, less what it waited for others"`
 	// Ready is by round, the oldest first, and of the same rounds for all ranks: of those in the window that everybody has reported. A
 	// rank that is gone has none.
-	Ready []float64 `json:"ready,omitempty" cel:"ready" unit:"s" doc:"by round: how long its own part took, computation and communication without what it waited for others; communication counts twice where most of it came too late for results, and a computation that was skipped as long as usual"`
+	Ready []float64 `json:"ready,omitempty" cel:"ready" unit:"s" doc:"by round: how long its own part took, computation and communication without what it waited for others; what is not seen of it, for it came too late for most results or was skipped, counts as long as usual; plans do not change it"`
 
 	SwitchPackets float64 `json:"switch_packets" cel:"switch_packets" unit:"packets/s" doc:"contributions of it that have lately come to the switch, resends included; 0 while not switch.known"`
 	SwitchBytes   float64 `json:"switch_bytes" cel:"switch_bytes" unit:"bytes/s" doc:"the same in bytes of whole frames"`

@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -186,5 +187,75 @@ func BenchmarkFill(b *testing.B) {
 	s := Snapshot{Job: Job{Size: 16}}
 	for b.Loop() {
 		w.Fill(&s, 0, 1e6)
+	}
+}
+
+// TestReady: of the rounds in which a rank's part was not waited for, it is told when it would have been ready by its other rounds.
+func TestReady(t *testing.T) {
+	type round struct {
+		compute, comm time.Duration
+		late          int // of 4 chunks
+		last          int // rank that came last, for blocked before it
+		blocked       time.Duration
+	}
+	const others = 51 * ms // rank 0 and 1: 40 ms and 11 ms
+	for _, tt := range []struct {
+		name   string
+		rounds []round // of rank 2
+		want   []time.Duration
+	}{
+		{"it waits for nobody", []round{{compute: 40 * ms, comm: 12 * ms, last: 2}}, []time.Duration{52 * ms}},
+		{"what it waits for others is not its own", []round{{compute: 20 * ms, comm: 31 * ms, last: 0, blocked: 20 * ms}}, []time.Duration{31 * ms}},
+		{"others waited from before it began", []round{{compute: 40 * ms, comm: 11 * ms, last: 0, blocked: 36 * ms}}, []time.Duration{51 * ms}},
+		{"late by a moment, and the results were there: its stream takes as long as ever", []round{
+			{compute: 40 * ms, comm: 12 * ms, last: 2}, {compute: 40 * ms, comm: ms, late: 4}, {compute: 40 * ms, comm: 22 * ms, late: 4},
+		}, []time.Duration{52 * ms, 52 * ms, 52 * ms}},
+		{"late, and the results came later than twice", []round{
+			{compute: 40 * ms, comm: 12 * ms, last: 2}, {compute: 40 * ms, comm: 44 * ms, late: 4},
+		}, []time.Duration{52 * ms, 40*ms + 12*ms + 20*ms}},
+		{"it skips a round", []round{
+			{compute: 40 * ms, comm: 12 * ms, last: 2}, {compute: ms, comm: 60 * ms, last: 0, blocked: 5 * ms},
+		}, []time.Duration{52 * ms, 52 * ms}},
+		{"never in time: as if it began when the others are through", []round{{compute: 40 * ms, comm: ms, late: 4}, {compute: 40 * ms, comm: 9 * ms, late: 4}},
+			[]time.Duration{62 * ms, 62 * ms}},
+		{"until it is", []round{{compute: 40 * ms, comm: ms, late: 4}, {compute: 40 * ms, comm: 12 * ms, last: 2}}, []time.Duration{52 * ms, 52 * ms}},
+		{"a part was lost", []round{{compute: 40 * ms, comm: 12 * ms, last: 2}, {compute: 40 * ms, comm: 12 * ms, late: 1, last: 2}},
+			[]time.Duration{52 * ms, 64 * ms}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := NewWindow(3, 8)
+			for n, r := range tt.rounds {
+				last := []Last{{Rank: r.last, Chunks: 4, Blocked: r.blocked}}
+				for rank := range 2 {
+					mine := Round{Number: uint32(n), Compute: 40 * ms, Comm: others - 40*ms, Chunks: 4, Last: last}
+					if err := w.Add(0, Report{Rank: rank, Rounds: []Round{mine}}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				mine := Round{Number: uint32(n), Compute: r.compute, Comm: r.comm, Chunks: 4, Late: r.late, Last: last}
+				if err := w.Add(0, Report{Rank: 2, Rounds: []Round{mine}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			check := func(when string) {
+				s := Snapshot{Job: Job{Size: 3}}
+				w.Fill(&s, 0, 0)
+				var got []time.Duration
+				for _, seconds := range s.Ranks[2].Ready {
+					got = append(got, time.Duration(math.Round(seconds*1e6))*time.Microsecond)
+				}
+				if !slices.Equal(got, tt.want) {
+					t.Errorf("%s: ready after %v, want %v", when, got, tt.want)
+				}
+			}
+			check("then")
+			w.Forget()
+			check("under another plan")
+			w.Present(0b011)
+			s := Snapshot{Job: Job{Size: 3}}
+			if w.Fill(&s, 0, 0); len(s.Ranks[2].Ready) > 0 {
+				t.Errorf("it is gone, and ready after %v", s.Ranks[2].Ready)
+			}
+		})
 	}
 }

@@ -52,10 +52,19 @@ type rankWindow struct {
 	resends series
 	round   series
 	// own is how long it communicated when nobody else was waited for: what its rate follows from.
-	own   series
-	ready series // Rank.Ready
-	// computed is how long it computed in rounds that it did not skip.
-	computed series
+	own series
+	// parts are what Rank.Ready follows from. sent is how long its stream took in rounds whose results have its part, computed how long it
+	// computed in rounds that it did not skip.
+	parts          []part
+	sent, computed series
+}
+
+// part is a rank's own part of a round, by its own clock.
+type part struct {
+	compute, own float64 // s
+	late         bool    // most results lack it
+	lost         bool    // some do
+	skipped      bool    // the rank gave zeros instead of computing
 }
 
 // waits are how long ranks waited for the results of a round.
@@ -85,7 +94,7 @@ func NewWindow(ranks, rounds int) *Window {
 }
 
 func (r *rankWindow) all() []*series {
-	return []*series{&r.blocked, &r.lag, &r.compute, &r.comm, &r.last, &r.late, &r.packets, &r.resends, &r.round, &r.own, &r.ready, &r.computed}
+	return []*series{&r.blocked, &r.lag, &r.compute, &r.comm, &r.last, &r.late, &r.packets, &r.resends, &r.round, &r.own, &r.sent, &r.computed}
 }
 
 // Gaps returns how many rounds were left out because a rank never reported them, or did so too late.
@@ -96,18 +105,22 @@ func (w *Window) Present(ranks uint64) {
 	w.present = ranks & allRanks(len(w.ranks))
 	for i := range w.ranks {
 		if w.present>>i&1 == 0 {
-			w.ranks[i].ready.reset()
+			w.ranks[i].parts = nil
 		}
 	}
 }
 
-// Forget leaves out everything of before a change: percentiles are of rounds under one plan only.
+// Forget leaves out what was measured before a change of plan: percentiles are of rounds under one plan only. What is a rank's own, how long it
+// computed and sent and so when it was ready, no plan changes, and it is kept.
 func (w *Window) Forget() {
 	w.held.reset()
 	w.stuck.reset()
 	for i := range w.ranks {
-		for _, s := range w.ranks[i].all() {
-			s.reset()
+		r := &w.ranks[i]
+		for _, s := range r.all() {
+			if s != &r.sent && s != &r.computed {
+				s.reset()
+			}
 		}
 	}
 }
@@ -211,21 +224,65 @@ func (w *Window) count(n uint32, x *waits) {
 				waited = max(waited, blocked)
 			}
 		}
-		own := max(x.comm[rank]-waited, 0).Seconds()
-		r.own.add(own)
-		compute := x.compute[rank].Seconds()
-		if compute < usual/skips && r.computed.len() > 0 {
-			compute = r.computed.quantile(0.5) // it skipped the round, and would not have been there so early
-		} else {
-			r.computed.add(compute)
+		if waited >= x.comm[rank] {
+			waited = 0 // others did: it had not begun, or is one of the cohort that came last
+		}
+		p := part{compute: x.compute[rank].Seconds(), own: (x.comm[rank] - waited).Seconds(), late: x.late[rank] > 0.5, lost: x.late[rank] > 0}
+		r.own.add(p.own)
+		p.skipped = p.compute < usual/skips && r.computed.len() > 0
+		if !p.skipped && p.compute > 0 { // it is not known before the first all-reduce of all, nor while others are under way
+			r.computed.add(p.compute)
+		}
+		if !p.skipped && !p.late {
+			r.sent.add(p.own)
 		}
 		if x.have&w.present == w.present {
-			if x.late[rank] > 0.5 {
-				own *= 2 // when it would have been there nobody can tell: not before it began anew, at least
+			if len(r.parts) == w.size {
+				r.parts = slices.Delete(r.parts, 0, 1)
 			}
-			r.ready.add(compute + own)
+			r.parts = append(r.parts, p)
 		}
 	}
+}
+
+// ready returns Rank.Ready. Where a rank's part was not waited for, it is filled in by what is known of its other rounds.
+func (w *Window) ready(rank int) []float64 {
+	r := &w.ranks[rank]
+	stream, computed := w.stream(rank), r.computed.quantile(0.5)
+	out := make([]float64, 0, len(r.parts))
+	for _, p := range r.parts {
+		switch {
+		case p.skipped: // it would not have been there so early; and what it communicated was waiting for those that computed
+			p.compute, p.own = computed, stream
+		case p.late:
+			// It may have been late by a moment, for having begun after the others. What it saw of its own stream is by how much it got the results later
+			// than late ranks do, whose links bring them twice: to all, and in answer to their parts.
+			p.own = stream + max(0, p.own-2*stream)
+		case p.lost: // when the rest would have been there nobody can tell: not before it was sent again
+			p.own += stream
+		}
+		out = append(out, p.compute+p.own)
+	}
+	return out
+}
+
+// stream returns how long a rank's stream takes: the median of the rounds whose results have its part. While there is none, nobody can tell, and it is
+// twice the quickest rank's: as if it began anew when others are through.
+func (w *Window) stream(rank int) float64 {
+	if sent := &w.ranks[rank].sent; sent.len() > 0 {
+		return sent.quantile(0.5)
+	}
+	quickest := math.Inf(1)
+	for i := range w.ranks {
+		r := &w.ranks[i]
+		if r.sent.len() > 0 {
+			quickest = min(quickest, r.sent.quantile(0.5))
+		}
+	}
+	if math.IsInf(quickest, 1) {
+		quickest = w.ranks[rank].own.quantile(0.5)
+	}
+	return 2 * quickest
 }
 
 // skips is how many times shorter than usual a rank's computation is that has not computed: a rank of a quorum job that was late gives zeros
@@ -253,7 +310,7 @@ func (w *Window) Fill(s *Snapshot, now time.Duration, bytes float64) {
 		b, l := r.blocked.sorted(), r.lag.sorted()
 		out.BlockedP50, out.BlockedP95, out.BlockedP99 = stats.Quantile(b, 0.5), stats.Quantile(b, 0.95), stats.Quantile(b, 0.99)
 		out.LagP50, out.LagP95, out.LagP99 = stats.Quantile(l, 0.5), stats.Quantile(l, 0.95), stats.Quantile(l, 0.99)
-		out.OwnP50, out.Ready = r.own.quantile(0.5), r.ready.ordered()
+		out.OwnP50, out.Ready = r.own.quantile(0.5), w.ready(i)
 		out.Rate = share(bytes, out.OwnP50)
 		s.Ranks = append(s.Ranks, out)
 		j.Rounds = max(j.Rounds, out.Rounds)
@@ -312,11 +369,6 @@ func (s *series) add(x float64) {
 }
 
 func (s *series) mean() float64 { return stats.Mean(s.values) }
-
-// ordered returns the values, the oldest first.
-func (s *series) ordered() []float64 {
-	return append(slices.Clone(s.values[s.at:]), s.values[:s.at]...)
-}
 
 func (s *series) sorted() []float64 { return slices.Sorted(slices.Values(s.values)) }
 

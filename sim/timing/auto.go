@@ -14,8 +14,6 @@ import (
 // epochDelay is how long after it has finished the last round of a plan a worker says so (worker.reportDelay).
 const epochDelay = 5 * time.Millisecond
 
-var dbg func(*auto, any)
-
 // auto has a job's plan follow what its ranks report, as the controller does (controller/adapt.go).
 type auto struct {
 	world   *world
@@ -137,9 +135,6 @@ func (a *auto) judge() {
 	d := a.engine.Step(s)
 	if w.opts.Watch != nil {
 		w.opts.Watch(j.number, s, &d)
-	}
-	if dbg != nil {
-		dbg(a, d.Alternatives)
 	}
 	for _, m := range d.Moves {
 		a.moves = append(a.moves, Move{w.agenda.now, j.ranks[m.Rank].round, m})
