@@ -72,7 +72,9 @@ are the lists of all. All numbers of telemetry are doubles.`,
 		Example: "  xagg policy explain rank.blocked_p95\n  xagg policy explain job\n  xagg policy explain cost",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			asked := func(name string) bool { return len(args) == 0 || name == args[0] || strings.HasPrefix(name, args[0]+".") }
+			asked := func(name string) bool {
+				return len(args) == 0 || name == args[0] || strings.HasPrefix(name, args[0]+".")
+			}
 			fields, err := schema.Fields("policy")
 			if err != nil {
 				return err
