@@ -261,12 +261,15 @@ func (l *links) servers(list []telemetry.Server) []telemetry.Server {
 	return list
 }
 
-// adaptOf reads a policy of a request; nil = none.
-func adaptOf(src string) (*adapt.Config, error) {
+// adaptOf reads a policy of a request on top of the configuration's; nil = none.
+func (c *Controller) adaptOf(src string) (*adapt.Config, error) {
 	if src == "" {
 		return nil, nil
 	}
-	a, err := adapt.Parse("adapt", []byte(src))
+	c.mu.Lock()
+	base := c.cfg.Adapt
+	c.mu.Unlock()
+	a, err := adapt.ParseOver(base, "adapt", []byte(src))
 	if err != nil {
 		return nil, field("adapt", err)
 	}
@@ -275,11 +278,11 @@ func adaptOf(src string) (*adapt.Config, error) {
 
 // Adapt implements the API.
 func (s *service) Adapt(_ context.Context, req *api.AdaptRequest) (*api.Job, error) {
-	a, err := adaptOf(req.GetAdapt())
+	c := s.c
+	a, err := c.adaptOf(req.GetAdapt())
 	if err != nil {
 		return nil, apiError(err)
 	}
-	c := s.c
 	c.mu.Lock()
 	j := c.intent.jobs[req.GetJob()]
 	if j == nil {

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	_ "embed" // the example
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+
+	"github.com/goccy/go-yaml"
 
 	"xagg/internal/endpoint"
 	"xagg/internal/strictyaml"
@@ -36,7 +39,9 @@ type Config struct {
 	Hosts   []Host        `yaml:"hosts"`   // where workers run
 	Servers []Server      `yaml:"servers"` // aggregation servers
 	Policy  policy.Static `yaml:"policy"`  // for jobs that come without one
-	Jobs    []JobSpec     `yaml:"jobs"`    // created at start
+	// Adapt is what policies by which plans follow what is measured leave out; a job without one keeps its plan.
+	Adapt adapt.Config `yaml:"adapt"`
+	Jobs  []JobSpec    `yaml:"jobs"` // created at start
 	// Reserve is the share of the switch's slots, and of each server's memory, that is kept for jobs to come: at least 0 and
 	// below 1.
 	Reserve float64 `yaml:"reserve"`
@@ -88,7 +93,8 @@ type JobSpec struct {
 	Consistency Consistency `yaml:"consistency"`
 	// Depth is how many rounds may be under way, 1..16; 0 = 1. Of an async job it counts all-reduces of different tensors.
 	Depth int `yaml:"depth"`
-	// Adapt has the plan follow what is measured: ranks begin where Policy has them and move from there. nil = they stay.
+	// Adapt has the plan follow what is measured: ranks begin where Policy has them and move from there. nil = they stay. What
+	// it leaves out is as in the configuration's.
 	Adapt *adapt.Config `yaml:"adapt,omitempty"`
 	// Weight is the job's share of switch slots beside other jobs, 1..MaxWeight; 0 = 1.
 	Weight int `yaml:"weight"`
@@ -118,8 +124,8 @@ func (m MAC) String() string { return net.HardwareAddr(m[:]).String() }
 func DefaultConfig() Config {
 	return Config{
 		Listen: DefaultListen,
-		Switch: Switch{Name: "s1", Address: "127.0.0.1:9559", CPUPort: MaxPort},
-		Policy: policy.Static{Rule: policy.RuleStatic, Mode: policy.ModeSwitch}, Reserve: DefaultReserve,
+		Switch: Switch{Name: "sw", Address: "127.0.0.1:9559", CPUPort: MaxPort},
+		Policy: policy.Static{Rule: policy.RuleStatic, Mode: policy.ModeSwitch}, Adapt: adapt.DefaultConfig(), Reserve: DefaultReserve,
 	}
 }
 
@@ -136,7 +142,14 @@ func Load(path string) (Config, error) {
 // wrong type and a wrong value are errors that begin with name, line and column.
 func Parse(name string, src []byte) (Config, error) {
 	cfg := DefaultConfig()
-	if err := strictyaml.Decode(name, src, &cfg, strictyaml.Text[netip.Addr](), strictyaml.Text[MAC](), strictyaml.Text[xdp.Size](), strictyaml.Durations()); err != nil {
+	ctx := context.Background()
+	// First what jobs' policies leave out, wherever in the file it is. What is wrong with it, or missing, is said below.
+	var base struct{ Adapt *adapt.Config }
+	if yaml.UnmarshalWithOptions(src, &base, strictyaml.Durations()) == nil && base.Adapt != nil {
+		ctx = adapt.WithBase(ctx, *base.Adapt)
+	}
+	opts := []yaml.DecodeOption{strictyaml.Text[netip.Addr](), strictyaml.Text[MAC](), strictyaml.Text[xdp.Size](), strictyaml.Durations()}
+	if err := strictyaml.DecodeContext(ctx, name, src, &cfg, opts...); err != nil {
 		return Config{}, err
 	}
 	if err := cfg.Validate(); err != nil {
@@ -164,6 +177,9 @@ func (c *Config) Validate() error {
 	}
 	if err := c.validatePolicy(c.Policy); err != nil {
 		return under("policy", err)
+	}
+	if _, err := c.Adapt.Compile(0); err != nil {
+		return under("adapt", err)
 	}
 	if !(c.Reserve >= 0 && c.Reserve < 1) {
 		return fieldf("reserve", "%v is not a share of at least 0 and below 1", c.Reserve)
@@ -200,11 +216,11 @@ func (c *Config) validatePolicy(rule policy.Static) error {
 	return nil
 }
 
-// validateLinks checks service, hosts and servers: what they share with nobody else is a name, an address of either
-// kind and a port.
+// validateLinks checks service, hosts and servers: what they share with nobody else, the switch neither, is a name, an
+// address of either kind and a port.
 func (c *Config) validateLinks() error {
 	type owner struct{ at string }
-	names, ips := map[string]owner{}, map[netip.Addr]owner{}
+	names, ips := map[string]owner{c.Switch.Name: {"switch"}}, map[netip.Addr]owner{}
 	macs, ports := map[MAC]owner{}, map[uint16]owner{}
 
 	address := func(at string, ip netip.Addr, mac MAC) error {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"xagg/policy"
+	"xagg/policy/adapt"
 )
 
 var compareConfig = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
@@ -31,12 +32,14 @@ func TestGoodConfig(t *testing.T) {
 			{"w1", netip.MustParseAddr("10.77.0.2"), MAC{2, 0x78, 0x61, 0, 0, 2}, 2},
 			{"w2", netip.MustParseAddr("10.77.0.3"), MAC{2, 0x78, 0x61, 0, 0, 3}, 3},
 		},
+		Adapt:   adapt.Config{Rule: "outlier", Window: 16, Limits: adapt.DefaultLimits()},
 		Servers: []Server{{"s0", "10.9.0.2:19861", netip.MustParseAddr("10.77.1.1"), MAC{2, 0x78, 0x61, 0, 1, 1}, 65, 4 << 30}},
 		Policy:  policy.Static{Rule: "static", Mode: policy.ModeHybrid, Steer: []int{2}, Servers: []string{"s0"}, Pool: 16},
 		Jobs: []JobSpec{
 			{Name: "train", Ranks: 3, MaxElems: 1000000, Weight: 3},
 			{Name: "eval", Ranks: 2, MaxElems: 256, Policy: &policy.Static{Mode: policy.ModeServer}, Depth: 4,
 				Consistency: Consistency{Mode: ModeQuorum, Quorum: 2, Wait: 10 * time.Millisecond, Rounds: 16}},
+			{Name: "follows", Ranks: 2, MaxElems: 256, Adapt: &adapt.Config{Rule: "outlier", Window: 4, Limits: adapt.DefaultLimits()}},
 		},
 		Reserve: 0.5,
 	}
@@ -71,7 +74,7 @@ func TestExample(t *testing.T) {
 	if _, err := New(cfg); err != nil {
 		t.Error(err)
 	}
-	if len(cfg.Hosts) != 3 || len(cfg.Servers) != 1 || len(cfg.Jobs) != 1 {
+	if len(cfg.Hosts) != 3 || len(cfg.Servers) != 1 || len(cfg.Jobs) != 2 {
 		t.Errorf("got %+v", cfg)
 	}
 }

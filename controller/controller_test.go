@@ -597,7 +597,7 @@ func TestStatus(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	err = r.c.Ready(ctx)
-	if err == nil || !errors.Is(err, errNotReady) || !strings.Contains(err.Error(), "switch s1") || !strings.Contains(err.Error(), "server s1") {
+	if err == nil || !errors.Is(err, errNotReady) || !strings.Contains(err.Error(), "switch sw") || !strings.Contains(err.Error(), "server s1") {
 		t.Errorf("Ready: %v", err)
 	}
 }

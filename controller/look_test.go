@@ -272,7 +272,7 @@ func TestWhyGrowsOlder(t *testing.T) {
 	r.sw.Stop()
 	r.until("the switch is missed", func() bool { return len(why().Unreachable) == 1 })
 	if reply := why(); len(reply.Blockers) != 0 || !strings.Contains(reply.Summary, "nothing is known to wait") ||
-		!strings.Contains(reply.Unreachable[0], "switch s1") {
+		!strings.Contains(reply.Unreachable[0], "switch sw") {
 		t.Errorf("without a switch: %v", reply)
 	}
 	for _, rank := range []uint32{0, 1} {

@@ -115,7 +115,7 @@ func (c *Controller) planReload(is *Config) (*reload, error) {
 		next: c.cfg, drop: map[string]error{}, specs: map[string]JobSpec{}, steer: map[string]policy.Static{},
 		told: map[string]*api.ConfigChange{}, adapts: map[string][]string{},
 	}
-	r.next.Policy, r.next.Jobs, r.next.Reserve = is.Policy, is.Jobs, is.Reserve
+	r.next.Policy, r.next.Adapt, r.next.Jobs, r.next.Reserve = is.Policy, is.Adapt, is.Jobs, is.Reserve
 	r.fixed(&c.cfg, is)
 	if err := r.next.Validate(); err != nil { // of the file it is valid: it needs what is there after a restart alone
 		return nil, fmt.Errorf("%w; restart the controller to have all of the file, whose other parts cannot change while it runs", err)
@@ -124,6 +124,9 @@ func (c *Controller) planReload(is *Config) (*reload, error) {
 	r.trial.cfg, r.trial.jobs = &r.next, maps.Clone(c.intent.jobs)
 	if !c.cfg.Policy.Complete(nil).Equal(is.Policy.Complete(nil)) {
 		r.note("policy", outcomeChanged, "jobs of the file that have no policy of their own follow it")
+	}
+	if adaptText(&c.cfg.Adapt) != adaptText(&is.Adapt) {
+		r.note("adapt", outcomeChanged, "policies of jobs of the file follow it in what they leave out, those of jobs to come too")
 	}
 	if c.cfg.Reserve != is.Reserve {
 		r.note("reserve", outcomeChanged, "it is kept for jobs to come when others are created from now on")
@@ -297,7 +300,7 @@ func (c *Controller) Reload(ctx context.Context, dry bool) (*api.ReloadConfigRep
 
 // take makes a new configuration the one that holds. c.mu is held, and has been since it was planned.
 func (c *Controller) take(r *reload) {
-	c.cfg.Policy, c.cfg.Jobs, c.cfg.Reserve = r.next.Policy, r.next.Jobs, r.next.Reserve
+	c.cfg.Policy, c.cfg.Adapt, c.cfg.Jobs, c.cfg.Reserve = r.next.Policy, r.next.Adapt, r.next.Jobs, r.next.Reserve
 	for name, why := range r.drop {
 		c.meets[name].abort(why, nil)
 		delete(c.meets, name)

@@ -91,7 +91,6 @@ func ruled(name string) *adapt.Config {
 // answer, the status, the log and the metrics, until a file is taken again.
 func TestReloadBadFile(t *testing.T) {
 	cfg := keptConfig(t)
-	cfg.Switch.Name = "sw" // no device's name is another's, in metrics
 	cfg.Jobs = []JobSpec{{Name: "train", Ranks: 4, MaxElems: 1000, Adapt: ruled("outlier")}, {Name: "waits", Ranks: 2, MaxElems: 10}}
 	r := filedRoom(t, cfg)
 	r.joinAll("train", 4)
@@ -382,6 +381,108 @@ func TestReloadPlans(t *testing.T) {
 		}
 	}
 	waiting.cancel()
+}
+
+// TestReloadShares: weights and the reserve count for quotas from the reload on, and a job that runs keeps its pool.
+func TestReloadShares(t *testing.T) {
+	cfg := keptConfig(t)
+	cfg.Reserve = 0.5
+	cfg.Jobs = []JobSpec{{Name: "one", Ranks: 4, MaxElems: 1000}, {Name: "other", Ranks: 4, MaxElems: 1000}}
+	r := filedRoom(t, cfg)
+	r.joinAll("one", 4)
+	before := r.job("one")
+	slots := r.status().Switch.Slots
+	quotas := func(one, other float64) {
+		t.Helper()
+		for name, share := range map[string]float64{"one": one, "other": other} {
+			if j := r.job(name); j.QuotaSlots != uint32(share*float64(slots)) || j.Pool != before.Pool {
+				t.Errorf("job is %v, want a quota of %v of %d slots and the pool %d", j, share, slots, before.Pool)
+			}
+		}
+	}
+	quotas(0.25, 0.25)
+	cfg.Jobs[0].Weight = 3
+	r.write(cfg)
+	r.reloads("jobs.one.weight changed")
+	quotas(0.375, 0.125)
+	cfg.Reserve = 0
+	r.write(cfg)
+	r.reloads("reserve changed")
+	quotas(0.75, 0.25)
+	if j := r.job("one"); j.Id != before.Id || j.State != "running" || j.Weight != 3 || j.Change != nil {
+		t.Errorf("job is %v, was %v", j, before)
+	}
+	r.reloads()
+}
+
+// TestReloadAdapt: what policies leave out is as in the configuration's, for jobs of the file at once and for those that are created
+// from then on.
+func TestReloadAdapt(t *testing.T) {
+	cfg := keptConfig(t)
+	r := filedRoom(t, cfg)
+	text, err := yaml.Marshal(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, _, _ := strings.Cut(string(text), "\njobs:")
+	head, _, _ = strings.Cut(head, "\nadapt:")
+	write := func(adapt string) {
+		t.Helper()
+		r.writeText(head + `
+jobs:
+- {name: all, ranks: 4, max_elems: 100, policy: {mode: switch}, adapt: {}}
+- {name: own, ranks: 4, max_elems: 100, policy: {mode: switch}, adapt: {rule: loss, window: 4}}
+- {name: stays, ranks: 4, max_elems: 100, policy: {mode: switch}}
+adapt: ` + adapt)
+	}
+	follow := func(job string, want ...string) {
+		t.Helper()
+		reply, err := r.client.Explain(r.context(), &api.ExplainRequest{Job: job})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range want {
+			if !strings.Contains("\n"+reply.Adapt, "\n"+line+"\n") {
+				t.Errorf("job %s follows\n%swant %s", job, reply.Adapt, line)
+			}
+		}
+		if len(want) == 0 && reply.Adapt != "" {
+			t.Errorf("job %s follows\n%s", job, reply.Adapt)
+		}
+	}
+	write("{rule: outlier, window: 16, dwell: 3s}\n")
+	r.reloads("adapt changed", "jobs.all created", "jobs.own created", "jobs.stays created")
+	follow("all", "rule: outlier", "window: 16", "dwell: 3s")
+	follow("own", "rule: loss", "window: 4", "dwell: 3s")
+	follow("stays")
+	made := func(name, adapt string) {
+		t.Helper()
+		if _, err := r.client.CreateJob(r.context(), &api.CreateJobRequest{Name: name, Ranks: 4, MaxElems: 100, Adapt: adapt}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made("made", "dwell: 2s")
+	follow("made", "rule: outlier", "window: 16", "dwell: 2s")
+
+	write("{rule: late, moves: 5}\n")
+	r.reloads("adapt changed", "jobs.all.adapt changed", "jobs.own.adapt changed")
+	follow("all", "rule: late", "window: 8", "moves: 5", "dwell: 1s")
+	follow("own", "rule: loss", "window: 4", "moves: 5", "dwell: 1s")
+	follow("stays")
+	follow("made", "rule: outlier", "window: 16", "dwell: 2s") // by hand, it keeps what it was told
+	if _, err := r.client.Adapt(r.context(), &api.AdaptRequest{Job: "made", Adapt: "{}"}); err != nil {
+		t.Fatal(err)
+	}
+	follow("made", "rule: late", "moves: 5", "dwell: 1s")
+
+	write("{rule: late, moves: 5000}\n")
+	reply, err := r.client.ReloadConfig(r.context(), &api.ReloadConfigRequest{})
+	if err != nil || !strings.Contains(reply.Error, "adapt.moves: 5000 a minute") {
+		t.Errorf("got %v, %v", reply, err)
+	}
+	follow("all", "rule: late", "moves: 5")
+	made("later", "{}")
+	follow("later", "rule: late", "moves: 5")
 }
 
 // TestPolicyCannotDecide: a rule that cannot be evaluated over what ranks report leaves the plan as it is, and the status says

@@ -424,7 +424,7 @@ func TestPitfall23(t *testing.T) {
 		want string // part of what is told; empty = nothing is
 	}{
 		"nothing":   {func(*room) {}, ""},
-		"switch":    {func(r *room) { r.sw.Stop(); r.sw.Start() }, "device=s1 reason=\"it has another pipeline than before\""},
+		"switch":    {func(r *room) { r.sw.Stop(); r.sw.Start() }, "device=sw reason=\"it has another pipeline than before\""},
 		"unreached": {func(r *room) { r.sw.Stop(); r.sw.Resume(); r.agents["s0"].stop(); r.agents["s0"].resume() }, ""},
 		"arena":     {func(r *room) { r.agents["s1"].stop(); r.agents["s1"].start() }, "device=s1 reason=\"it has other memory than before\""},
 		"plan": {func(r *room) {
@@ -570,7 +570,7 @@ func TestStateIsRefused(t *testing.T) {
 		"flipped":  {[]byte(strings.Replace(string(good), "id: ", "id:  ", 1)), testConfig(), "it is damaged: its checksum does not fit"},
 		"newer":    {signed(replace("schema_version: 1", "schema_version: 2\nnews: 1")), testConfig(), "it has schema version 2, and this program knows version 1 alone"},
 		"field":    {signed(replace("next_id:", "last_id: 1\nnext_id:")), testConfig(), `unknown field "last_id"`},
-		"switch":   {good, other(func(c *Config) { c.Switch.Name = "s2" }), `it is of switch "s1", and the configuration has switch "s2"`},
+		"switch":   {good, other(func(c *Config) { c.Switch.Name = "s2" }), `it is of switch "sw", and the configuration has switch "s2"`},
 		"server":   {good, other(func(c *Config) { c.Servers = c.Servers[:1] }), `job "train": its plan of epoch 1 needs server "s1", which the configuration does not have`},
 		"host":     {good, other(func(c *Config) { c.Hosts = c.Hosts[:3] }), `job "train": its rank 3 is at 10.77.0.4, which is none of the configured hosts`},
 		"no id":    {signed(replace("  id: ", "  id: 0 #")), testConfig(), `job "train": its id 0 is none or another job's`},

@@ -75,7 +75,7 @@ func (s *service) CreateJob(_ context.Context, req *api.CreateJobRequest) (*api.
 		Weight: int(req.GetWeight()),
 	}
 	var err error
-	if spec.Adapt, err = adaptOf(req.GetAdapt()); err != nil {
+	if spec.Adapt, err = s.c.adaptOf(req.GetAdapt()); err != nil {
 		return nil, apiError(fmt.Errorf("create job %q: %w", spec.Name, err))
 	}
 	// Not the caller's context: a caller that goes away must not leave half a job.

@@ -18,26 +18,34 @@ import (
 	"xagg/policy/telemetry"
 )
 
-// adaptPolicy returns the policy that a flag names, as requests have it.
+// configuredPolicy is the name of the policy that the controller's configuration has for jobs that leave out all.
+const configuredPolicy = "configured"
+
+// adaptPolicy returns the policy that a flag names, as requests have it: what it leaves out the controller's configuration says.
 func adaptPolicy(name string) (string, error) {
-	if name == "" {
+	switch name {
+	case "":
 		return "", nil
+	case configuredPolicy:
+		return "{}", nil
 	}
-	c, err := adapt.Open(name)
+	src, err := adapt.ReadSource(name)
 	if err != nil {
 		return "", err
 	}
-	return c.YAML(), nil
+	_, err = adapt.Parse(name, src) // here the file's name is known
+	return string(src) + "\n", err  // not empty
 }
 
 func newJobAdaptCommand(env *env, client *controllerClient) *cobra.Command {
 	var name string
 	var none bool
 	cmd := &cobra.Command{
-		Use:   "adapt NAME --policy FILE|RULE",
+		Use:   "adapt NAME --policy FILE|RULE|configured",
 		Short: "Have a job's plan follow what is measured, or change by which policy",
 		Long: `Have a job's plan follow what is measured, from now on by another policy, or no more. A policy that is wrong changes nothing. Its
-rules are tested with 'xagg policy test'; with dry_run it only says what it would do.`,
+rules are tested with 'xagg policy test'; with dry_run it only says what it would do. What a policy leaves out is as in 'adapt' of the
+controller's configuration, which policy "configured" is the whole of.`,
 		Example: "  xagg job adapt train --policy cost-model\n  xagg job adapt train --policy mine.yaml\n  xagg job adapt train --none",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -57,7 +65,7 @@ rules are tested with 'xagg policy test'; with dry_run it only says what it woul
 			})
 		},
 	}
-	cmd.Flags().StringVar(&name, "policy", "", "file of a policy, or the name of a rule: see 'xagg policy rules'")
+	cmd.Flags().StringVar(&name, "policy", "", "file of a policy, the name of a rule (see 'xagg policy rules'), or \"configured\"")
 	cmd.Flags().BoolVar(&none, "none", false, "the plan stays as it is")
 	return cmd
 }

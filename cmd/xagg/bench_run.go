@@ -57,7 +57,7 @@ func newBenchRunCommand(env *env) *cobra.Command {
 file of JSON lines, a line as soon as a run is over. Needs root.
 
 A scenario says how many workers there are, their links, how long they compute, what goes wrong, and what they
-all-reduce. All modes of a scenario run in the same lab, one after the other, in another order in every repetition.
+all-reduce. All modes of a scenario run in the same lab, one after the other, every second repetition backwards.
 The report of the file is made by 'xagg bench report'.
 
 Modes: tcp (a parameter server), ring (all-reduce in a ring over TCP), gloo and mpi (these libraries, where they are

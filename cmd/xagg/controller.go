@@ -246,7 +246,7 @@ job's life. Quorum needs a server (--mode server or hybrid), async all ranks at 
 	cmd.Flags().Uint32Var(&depth, "depth", 1, "rounds that may be under way, 1..16")
 	cmd.Flags().Uint32Var(&weight, "weight", 1, "share of switch slots beside other jobs, 1..1000")
 	consistency.flags(cmd)
-	cmd.Flags().StringVar(&adaptName, "adapt", "", "policy by which the plan follows what is measured: a file, or the name of a rule")
+	cmd.Flags().StringVar(&adaptName, "adapt", "", "policy by which the plan follows what is measured: a file, the name of a rule, or \"configured\"")
 	return cmd
 }
 

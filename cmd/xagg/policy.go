@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"xagg/docs/schema"
 	"xagg/policy"
 	"xagg/policy/adapt"
 	"xagg/policy/cases"
@@ -63,24 +65,41 @@ func newPolicyRulesCommand(env *env) *cobra.Command {
 func newPolicyExplainCommand(env *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain [FIELD]",
-		Short: "Say what a field of telemetry means: type, unit, meaning",
-		Long: `Say what a field means that rules can use, or list all fields. The fields of a group are explained by its name: job, rank,
-switch, server. In a rule rank is the rank that is judged; ranks and servers are the lists of all. All numbers are doubles.`,
-		Example: "  xagg policy explain rank.blocked_p95\n  xagg policy explain job",
+		Short: "Say what a field of telemetry or of a policy means: type, unit or range, default, meaning",
+		Long: `Say what a field means that rules can use or that a policy has, or list all of both. The fields of a group are explained by its
+name: job, rank, switch, server of telemetry; define, cost of policies. In a rule rank is the rank that is judged; ranks and servers
+are the lists of all. All numbers of telemetry are doubles.`,
+		Example: "  xagg policy explain rank.blocked_p95\n  xagg policy explain job\n  xagg policy explain cost",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			var found []telemetry.Field
-			for _, f := range telemetry.Fields {
-				if len(args) == 0 || f.Name == args[0] || strings.HasPrefix(f.Name, args[0]+".") {
-					found = append(found, f)
-				}
+			asked := func(name string) bool { return len(args) == 0 || name == args[0] || strings.HasPrefix(name, args[0]+".") }
+			fields, err := schema.Fields("policy")
+			if err != nil {
+				return err
 			}
-			if len(found) == 0 {
+			telemetry := slices.DeleteFunc(slices.Clone(telemetry.Fields), func(f telemetry.Field) bool { return !asked(f.Name) })
+			fields = slices.DeleteFunc(fields, func(f schema.Field) bool { return !asked(f.Name) })
+			if len(telemetry)+len(fields) == 0 {
 				return usagef("there is no field %q; 'xagg policy explain' lists them", args[0])
 			}
 			t := tabwriter.NewWriter(env.stdout, 0, 0, 2, ' ', 0)
-			for _, f := range found {
+			if len(telemetry) > 0 {
+				fmt.Fprintln(t, "TELEMETRY\tTYPE\tUNIT\tMEANING")
+			}
+			for _, f := range telemetry {
 				fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", f.Name, f.Type, f.Unit, f.Doc)
+			}
+			if err := t.Flush(); err != nil {
+				return err
+			}
+			if len(telemetry) > 0 && len(fields) > 0 {
+				fmt.Fprintln(env.stdout)
+			}
+			if len(fields) > 0 {
+				fmt.Fprintln(t, "POLICY\tTYPE\tRANGE\tDEFAULT\tMEANING")
+			}
+			for _, f := range fields {
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", f.Name, f.Type, f.Range, f.Default, f.Doc)
 			}
 			return t.Flush()
 		},

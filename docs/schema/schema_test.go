@@ -102,8 +102,8 @@ func TestGood(t *testing.T) {
 // that none is taken for the other.
 func TestBad(t *testing.T) {
 	for kind, b := range map[string]struct{ glob, meaning string }{
-		"controller": {"../../controller/testdata/*.bad.yaml", `adapt-cel adapt-leave adapt-type bad-agent bad-listen group-mac ip-service ip-twice job-name-twice job-policy job-quorum
-			job-wait-long mac-twice memory-small multicast-ip name-twice no-switch-name policy-server policy port-cpu port-twice reserve`},
+		"controller": {"../../controller/testdata/*.bad.yaml", `adapt-cel adapt-leave adapt-over adapt-type bad-agent bad-listen group-mac ip-service ip-twice job-name-twice job-policy job-quorum
+			job-wait-long mac-twice memory-small multicast-ip name-switch name-twice no-switch-name policy-server policy port-cpu port-twice reserve`},
 		"scenario": {"../../lab/scenario/testdata/*.bad.yaml", `buckets episode-from episode-overlap episode-rank episode-to-late episode-to job-name job-names link-rank link-slow link-zero
 			loss-much loss-rank mean-long model name pool quorum-lag-most quorum-lag quorum-ranks quorum-rounds quorum-wait-long quorum-wait
 			ranks-sum rate-huge rate-server-huge rate-server-sum rate-slow rate-zero rounds-many size-huge size-negative size-zero slow-fast
@@ -154,6 +154,66 @@ func TestNames(t *testing.T) {
 	for _, name := range Names {
 		if !strings.Contains(compile(t, name).Title, name) {
 			t.Errorf("the schema of %s has another title", name)
+		}
+	}
+}
+
+// TestRanges: what is outside of a field's range neither the schema takes nor the program, and a range that the program has the
+// schema has too.
+func TestRanges(t *testing.T) {
+	s := compile(t, "policy")
+	fields, err := Fields("policy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const own = "define: {name: x, score: rank.lag_p50, enter: {above: 3, for: 1, of: 1}, leave: {below: 0, for: 1, of: 1}}\n"
+	for _, f := range fields {
+		if f.Type != "integer" && f.Type != "number" {
+			continue
+		}
+		set := func(value float64) string {
+			var doc map[string]any
+			base := "cost: {enter: {above: 0.5, for: 1, of: 1}, leave: {below: 0.1, for: 1, of: 1}}"
+			if strings.HasPrefix(f.Name, "define.") {
+				base = own
+			}
+			if err := yaml.Unmarshal([]byte(base), &doc); err != nil {
+				t.Fatal(err)
+			}
+			at := doc
+			steps := strings.Split(f.Name, ".")
+			for _, step := range steps[:len(steps)-1] {
+				at = at[step].(map[string]any)
+			}
+			at[steps[len(steps)-1]] = value
+			if f.Type == "integer" {
+				at[steps[len(steps)-1]] = int64(value)
+			}
+			src, err := yaml.Marshal(doc)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(src)
+		}
+		values := []float64{-1, 1 << 40}
+		if f.Range != "" {
+			var least, most float64
+			if _, err := fmt.Sscanf(f.Range, "%v to %v", &least, &most); err != nil {
+				t.Fatal(err)
+			}
+			values = []float64{least - 1, most + 1}
+		}
+		for _, value := range values {
+			src := set(value)
+			_, parsed := adapt.Parse("p.yaml", []byte(src))
+			if strings.HasSuffix(f.Name, ".above") || strings.HasSuffix(f.Name, ".below") {
+				continue // they are held against each other
+			}
+			if checked := validate(s, []byte(src)); (parsed == nil) != (checked == nil) {
+				t.Errorf("%s: %v is, to the program: %v, to the schema: %v", f.Name, value, parsed, checked)
+			} else if f.Range != "" && parsed == nil {
+				t.Errorf("%s: %v is taken, and the range is %s", f.Name, value, f.Range)
+			}
 		}
 	}
 }

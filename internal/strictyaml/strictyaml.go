@@ -3,20 +3,63 @@
 package strictyaml
 
 import (
+	"context"
 	"encoding"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
 )
 
 // Decode reads src into v, on top of what v holds. name is the file's, for errors.
 func Decode(name string, src []byte, v any, opts ...yaml.DecodeOption) error {
-	if err := yaml.UnmarshalWithOptions(src, v, append(opts, yaml.Strict())...); err != nil {
-		return positioned(name, src, err)
+	return DecodeContext(context.Background(), name, src, v, opts...)
+}
+
+// DecodeContext is Decode with a context that the UnmarshalYAML methods of what is read are called with.
+func DecodeContext(ctx context.Context, name string, src []byte, v any, opts ...yaml.DecodeOption) error {
+	opts = append(opts, yaml.Strict())
+	err := yaml.UnmarshalContext(ctx, src, v, opts...)
+	var bad *textError
+	var yerr yaml.Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &bad):
+		if pos := find(ctx, src, bad.text, reflect.TypeOf(v), opts); pos != nil {
+			return fmt.Errorf("%s:%d:%d: %w", name, pos.Line, pos.Column, err)
+		}
+	case errors.As(err, &yerr) && yerr.GetToken() != nil:
+		pos := yerr.GetToken().Position
+		return fmt.Errorf("%s:%d:%d: %s", name, pos.Line, pos.Column, yerr.GetMessage())
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
+
+// find returns where the scalar is that cannot be read, of which only the text is known: other scalars may have the same text and
+// another type. It is the one that is at fault whatever it is made to be.
+func find(ctx context.Context, src []byte, text string, as reflect.Type, opts []yaml.DecodeOption) *token.Position {
+	const other = "∅" // which no type reads
+	for i, tok := range lexer.Tokenize(string(src)) {
+		if tok.Value != text {
+			continue
+		}
+		tokens := lexer.Tokenize(string(src))
+		tokens[i].Type, tokens[i].Value, tokens[i].Origin = token.StringType, other, other
+		file, err := parser.Parse(tokens, 0)
+		if err != nil || len(file.Docs) == 0 {
+			return nil
+		}
+		err = yaml.NewDecoder(strings.NewReader(""), opts...).DecodeFromNodeContext(ctx, file.Docs[0].Body, reflect.New(as.Elem()).Interface())
+		if bad, ok := errors.AsType[*textError](err); ok && bad.text == other {
+			return tok.Position
+		}
 	}
 	return nil
 }
@@ -42,8 +85,8 @@ func Text[T any, P interface {
 // Durations has Decode say what is wrong with a time.Duration in people's words.
 func Durations() yaml.DecodeOption {
 	return yaml.CustomUnmarshaler(func(d *time.Duration, src []byte) (err error) {
-		text := strings.TrimSpace(string(src))
-		if *d, err = time.ParseDuration(strings.Trim(text, `"'`)); err != nil {
+		text := strings.Trim(strings.TrimSpace(string(src)), `"'`)
+		if *d, err = time.ParseDuration(text); err != nil {
 			return &textError{text, fmt.Errorf("%s is not a time; want a number with a unit, as in 250us, 20ms or 1.5s", text)}
 		}
 		return nil
@@ -57,24 +100,6 @@ type textError struct {
 }
 
 func (e *textError) Error() string { return e.err.Error() }
-
-// positioned puts the file's name and the place of the mistake before the decoder's message.
-func positioned(name string, src []byte, err error) error {
-	var bad *textError
-	var yerr yaml.Error
-	switch {
-	case errors.As(err, &bad):
-		for _, tok := range lexer.Tokenize(string(src)) {
-			if tok.Value == bad.text {
-				return fmt.Errorf("%s:%d:%d: %w", name, tok.Position.Line, tok.Position.Column, err)
-			}
-		}
-	case errors.As(err, &yerr) && yerr.GetToken() != nil:
-		pos := yerr.GetToken().Position
-		return fmt.Errorf("%s:%d:%d: %s", name, pos.Line, pos.Column, yerr.GetMessage())
-	}
-	return fmt.Errorf("%s: %w", name, err)
-}
 
 // Locate puts the file's name and the place of a field before an error about the field, whose path is as in
 // "hosts[1].port". A field that is missing is looked for at its parents.

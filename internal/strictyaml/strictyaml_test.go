@@ -24,8 +24,10 @@ func TestDecode(t *testing.T) {
 		"hosts:\n- {name: a, ip: 10.0.0.1}\n": "",
 		"pol: 3\n":                            `f.yaml:1:1: unknown field "pol"`,
 		"pool: many\n":                        "f.yaml:1:7: cannot unmarshal string into Go struct field file.Pool of type int",
-		"hosts:\n- {name: 10.0.0, ip: 10.0.0.300}\n":   `f.yaml:2:22: ParseAddr("10.0.0.300"): IPv4 field has value >255`,
-		"hosts:\n- {name: a, ip: 10.0.0.1, mac: 12}\n": `f.yaml:2:27: unknown field "mac"`,
+		"hosts:\n- {name: 10.0.0, ip: 10.0.0.300}\n":                                         `f.yaml:2:22: ParseAddr("10.0.0.300"): IPv4 field has value >255`,
+		"hosts:\n- {name: moon, ip: 10.0.0.1}\n- {name: b, ip: moon}\n- {name: c, ip: moon}": `f.yaml:3:17: ParseAddr("moon"): unable to parse IP`,
+		"hosts:\n- {name: moon, ip: \"moon\"}\n":                                             `f.yaml:2:20: ParseAddr("moon"): unable to parse IP`,
+		"hosts:\n- {name: a, ip: 10.0.0.1, mac: 12}\n":                                       `f.yaml:2:27: unknown field "mac"`,
 		"hosts: [\n": "f.yaml:1:8: sequence end token ']' not found",
 		"hosts:\n- name: a\n- name: b\n  name: c\n": `f.yaml:4:3: mapping key "name" already defined at [3:3]`,
 	} {
@@ -44,6 +46,7 @@ func TestDurations(t *testing.T) {
 	for src, want := range map[string]string{
 		"{after: 20ms}":     "",
 		"{after: \"20ms\"}": "",
+		"{after: \"soon\"}": "f.yaml:1:9: soon is not a time; want a number with a unit, as in 250us, 20ms or 1.5s",
 		"{after: 20}":       "f.yaml:1:9: 20 is not a time; want a number with a unit, as in 250us, 20ms or 1.5s",
 		"{after: soon}":     "f.yaml:1:9: soon is not a time; want a number with a unit, as in 250us, 20ms or 1.5s",
 	} {

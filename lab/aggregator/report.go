@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"xagg/internal/stats"
 	"xagg/lab/results"
 )
 
@@ -165,10 +166,10 @@ func (r *Report) summarize() {
 		cost := perGB(k)
 		r.Rows = append(r.Rows, Row{
 			Subject: k.subject, Cores: k.cores, Lanes: k.lanes,
-			CPUPerGB: median(cost), Least: slices.Min(cost), Most: slices.Max(cost), GBPerCPU: 1 / median(cost),
-			GBPerS:    median(each(of[k], func(m Measurement) float64 { return gigabytes(m) / m.Seconds })),
-			BusyPerGB: median(each(of[k], func(m Measurement) float64 { return m.Busy / gigabytes(m) })),
-			ProgramNs: median(each(of[k], func(m Measurement) float64 { return m.ProgramNs })),
+			CPUPerGB: stats.Median(cost), Least: slices.Min(cost), Most: slices.Max(cost), GBPerCPU: 1 / stats.Median(cost),
+			GBPerS:    stats.Median(each(of[k], func(m Measurement) float64 { return gigabytes(m) / m.Seconds })),
+			BusyPerGB: stats.Median(each(of[k], func(m Measurement) float64 { return m.Busy / gigabytes(m) })),
+			ProgramNs: stats.Median(each(of[k], func(m Measurement) float64 { return m.ProgramNs })),
 		})
 	}
 	for _, k := range keys {
@@ -216,16 +217,6 @@ func each(all []Measurement, f func(Measurement) float64) []float64 {
 		v = append(v, f(m))
 	}
 	return v
-}
-
-// median returns the middle of a sample, or the mean of the two values there; 0 of none.
-func median(v []float64) float64 {
-	v = slices.Sorted(slices.Values(v))
-	n := len(v)
-	if n == 0 {
-		return 0
-	}
-	return (v[(n-1)/2] + v[n/2]) / 2
 }
 
 // WriteJSON writes the report as JSON.

@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"slices"
 	"text/tabwriter"
 	"time"
 
 	"xagg/bmv2/fault"
+	"xagg/internal/stats"
 	"xagg/lab/demo"
 	"xagg/policy"
 	"xagg/worker/grads"
@@ -102,32 +102,19 @@ func Loss(ctx context.Context, opts LossOptions) ([]LossRow, error) {
 	}
 	var rows []LossRow
 	for i, rate := range opts.Rates {
-		tcp := mean(cells[i][demo.ModeTCP].seconds)
+		tcp := stats.Mean(cells[i][demo.ModeTCP].seconds)
 		for _, mode := range LossModes {
 			c := cells[i][mode]
 			slices.Sort(c.seconds)
 			rows = append(rows, LossRow{
 				Rate: rate, Mode: mode, Lanes: opts.Lanes, Workers: opts.Workers, Allreduces: len(c.seconds),
-				Median: quantile(c.seconds, 0.5), P90: quantile(c.seconds, 0.9), Max: quantile(c.seconds, 1),
-				Goodput: 32 * float64(opts.Lanes) / mean(c.seconds), OfTCP: mean(c.seconds) / tcp,
+				Median: stats.Quantile(c.seconds, 0.5), P90: stats.Quantile(c.seconds, 0.9), Max: stats.Quantile(c.seconds, 1),
+				Goodput: 32 * float64(opts.Lanes) / stats.Mean(c.seconds), OfTCP: stats.Mean(c.seconds) / tcp,
 				Packets: c.packets, Resends: c.resends,
 			})
 		}
 	}
 	return rows, nil
-}
-
-func mean(x []float64) float64 {
-	sum := 0.0
-	for _, v := range x {
-		sum += v
-	}
-	return sum / float64(len(x))
-}
-
-// quantile returns the value of a sorted sample that a share q of it does not exceed.
-func quantile(sorted []float64, q float64) float64 {
-	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
 
 // WriteLossTable writes rows for people.

@@ -5,21 +5,6 @@ import (
 	"testing"
 )
 
-func TestQuantile(t *testing.T) {
-	for _, c := range []struct {
-		x    []float64
-		q    float64
-		want float64
-	}{
-		{[]float64{1}, 0, 1}, {[]float64{1}, 1, 1}, {[]float64{1, 2}, 0.5, 1}, {[]float64{1, 2, 3}, 0.5, 2}, {[]float64{1, 2, 3}, 0.9, 3},
-		{[]float64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 0.9, 9},
-	} {
-		if got := quantile(c.x, c.q); got != c.want {
-			t.Errorf("quantile %g of %v is %g, want %g", c.q, c.x, got, c.want)
-		}
-	}
-}
-
 func TestWriteLossTable(t *testing.T) {
 	var b strings.Builder
 	err := WriteLossTable(&b, []LossRow{

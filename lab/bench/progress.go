@@ -2,8 +2,10 @@ package bench
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
+	"xagg/internal/stats"
 	"xagg/lab/results"
 )
 
@@ -68,25 +70,13 @@ func (p *Progress) Line(step Step, run *results.Run) string {
 		if len(run.Jobs) > 1 {
 			head += " " + j.Name
 		}
-		head += fmt.Sprintf(" communication %.1f ms (floor %.1f ms)", 1e3*mean2(j.Comm), 1e3*mean2(j.Floor))
+		head += fmt.Sprintf(" communication %.1f ms (floor %.1f ms)", 1e3*stats.Mean(slices.Concat(j.Comm...)), 1e3*stats.Mean(slices.Concat(j.Floor...)))
 	}
 	head += fmt.Sprintf(", busiest core %.0f %%", 100*run.Usage.Busiest)
 	if run.Usage.Limited() {
 		head += " (limited by the machine)"
 	}
 	return head + ", " + roughly(p.Left(0)) + " left"
-}
-
-// mean2 returns the mean of all elements.
-func mean2(m [][]float64) float64 {
-	sum, n := 0.0, 0
-	for _, row := range m {
-		for _, x := range row {
-			sum += x
-			n++
-		}
-	}
-	return sum / float64(max(n, 1))
 }
 
 // roughly spells a duration for people.

@@ -24,6 +24,7 @@ import (
 	"xagg/api"
 	"xagg/bmv2/fault"
 	"xagg/controller"
+	"xagg/internal/stats"
 	"xagg/lab"
 	"xagg/lab/testbed"
 	"xagg/policy"
@@ -465,7 +466,7 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 	if len(job.Servers) > 0 && len(after.Servers) > 0 {
 		run.XDPMode = after.Servers[0].GetInfo().GetMode()
 	}
-	run.SecondsPerAllreduce, run.AllreduceSeconds = median(slowest), slowest
+	run.SecondsPerAllreduce, run.AllreduceSeconds = stats.Median(slowest), slowest
 	run.MaxAbsError, run.RelL2Error = v.maxAbs, v.relL2
 	if l != nil {
 		run.MaxAbsError, run.RelL2Error = l.maxAbs, l.relL2
@@ -511,14 +512,6 @@ func sent(status *api.StatusReply, t wire.Type) uint64 {
 
 // chunks returns the number of chunks of so many lanes.
 func chunks(lanes int) int { return (lanes + wire.MaxLanes - 1) / wire.MaxLanes }
-
-func median(x []float64) float64 {
-	s := slices.Sorted(slices.Values(x))
-	if len(s) == 0 {
-		return 0
-	}
-	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
-}
 
 // checkCapture checks the demo's own capture.
 func checkCapture(name string) (*Capture, error) {

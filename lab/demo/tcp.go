@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"xagg/internal/stats"
 	"xagg/lab/exchange"
 	"xagg/lab/tcp"
 	"xagg/worker/grads"
@@ -87,7 +88,7 @@ func runTCP(ctx context.Context, bed stage, opts *Options) (Result, error) {
 		return Result{}, err
 	}
 	run.Faults = since(faults, bed.faults())
-	run.SecondsPerAllreduce, run.AllreduceSeconds = median(slowest), slowest
+	run.SecondsPerAllreduce, run.AllreduceSeconds = stats.Median(slowest), slowest
 	return run, nil
 }
 

@@ -142,7 +142,7 @@ func TestMetrics(t *testing.T) {
 		name    string
 		reasons map[string]uint64
 		slots   uint32
-	}{{"s1", status.Switch.Reasons, status.Switch.Slots}, {"s0", status.Servers[0].Reasons, status.Servers[0].Info.Slots}} {
+	}{{"sw", status.Switch.Reasons, status.Switch.Slots}, {"s0", status.Servers[0].Reasons, status.Servers[0].Info.Slots}} {
 		for reason, n := range device.reasons {
 			if got := value(t, controller, "xagg_packets_total", "device="+device.name, "reason="+reason).GetCounter().GetValue(); got != float64(n) {
 				t.Errorf("%s %s: %v, want %d", device.name, reason, got, n)
@@ -160,10 +160,10 @@ func TestMetrics(t *testing.T) {
 		labels []string
 		want   float64
 	}{
-		{"xagg_device_ready", []string{"device=s1"}, 1},
+		{"xagg_device_ready", []string{"device=sw"}, 1},
 		{"xagg_device_ready", []string{"device=s0"}, 1},
-		{"xagg_sent_packets_total", []string{"device=s1", "type=RESULT"}, float64(status.Switch.Sent["RESULT"])},
-		{"xagg_slots_free", []string{"device=s1"}, float64(status.Switch.SlotsFree)},
+		{"xagg_sent_packets_total", []string{"device=sw", "type=RESULT"}, float64(status.Switch.Sent["RESULT"])},
+		{"xagg_slots_free", []string{"device=sw"}, float64(status.Switch.SlotsFree)},
 		{"xagg_jobs", []string{"state=finished"}, 1},
 		{"xagg_jobs", []string{"state=running"}, 1},
 		{"xagg_jobs", []string{"state=aborted"}, 0},

@@ -72,8 +72,8 @@ func Compare(a *results.Analysis, more ...*Extra) *Document {
 }
 
 const timesExplained = "Communication time is how long at least one gradient of a rank was ready whose result was not usable. " +
-	"The floor is the part of it that no way of aggregating can avoid under the consistency of the mode: what other ranks compute longer, " +
-	"if results wait for them, and the gradients' bytes through the slowest link. Exposed communication is round time less " +
+	"The floor is what it would be with an aggregator in the network that takes no time, under the consistency of the mode: what other ranks compute longer, " +
+	"if results wait for them, and the gradients' bytes through the slowest link; ranks that add up by themselves, as in a ring, can be a little below it. Exposed communication is round time less " +
 	"the slowest computation of the round; it is negative where nobody waits for the slowest. “Of the ideal” is the time of all rounds in multiples of " +
 	"what it would be at the floor. All times are over all ranks, rounds and " +
 	"repetitions, but for rounds that a rank skipped: one that is behind others goes through what it has missed without computing. p50 and p99 are the times that half and 1 % of them exceed. " +
@@ -196,7 +196,7 @@ func (c *comparison) answer() Section {
 		s.Blocks = append(s.Blocks, Block{Paragraph: "Mode switch was not run: there is nothing to compare the others with but the floor."})
 	}
 	s.Blocks = append(s.Blocks,
-		Block{Table: c.matrix("Communication time in multiples of its floor, which no way of aggregating can beat under the mode's consistency", ofFloor, false)},
+		Block{Table: c.matrix("Communication time in multiples of its floor, that with an ideal aggregator in the network under the mode's consistency", ofFloor, false)},
 		Block{Table: c.modes()})
 	return s
 }
@@ -413,8 +413,8 @@ func (t *tally) cell() Cell {
 // sync says what can be gained where all ranks' gradients are needed.
 func (c *comparison) sync() Section {
 	s := Section{ID: "sync", Title: "What sync can gain, and what it cannot", Level: 2}
-	s.Blocks = append(s.Blocks, Block{Paragraph: "When every result needs all ranks' gradients, no way of aggregating is faster than the slowest rank's computation and the " +
-		"slowest link: a straggler's lag is communication time of all others, wherever the sum is made. What can be gained is the rest, what switch-only takes above " +
+	s.Blocks = append(s.Blocks, Block{Paragraph: "When every result needs all ranks' gradients, a straggler's lag is communication time of all others, wherever the sum is " +
+		"made. What an aggregator in the network can gain is the rest, what switch-only takes above " +
 		"the floor; a negative gain is a loss. More can be had only where results may go without a rank."})
 	base := slices.Index(c.Modes, results.Base)
 	if base < 0 {

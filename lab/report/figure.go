@@ -83,7 +83,7 @@ func colour(mode string) string {
 func (c *comparison) times(id, title string, job *results.JobResult) *Figure {
 	f := &Figure{ID: id, Title: title, Axis: "communication time (ms)",
 		About: "By mode: the pale bar is from the time that 1 % fall below to p99, the dark one the middle half; the disk is the mean.",
-		Key:   []Key{{Colour: "floor", Text: "floor, which no way of aggregating can beat"}, {Colour: "ink", Text: "median"}}}
+		Key:   []Key{{Colour: "floor", Text: "floor, of an ideal aggregator in the network"}, {Colour: "ink", Text: "median"}}}
 	greatest := 0.0
 	for _, cell := range job.Cells {
 		if cell.Runs > 0 {

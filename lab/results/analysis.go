@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"xagg/internal/stats"
 )
 
 // Base is the mode that others are compared with: everything in the switch, as in earlier systems.
@@ -51,8 +53,9 @@ type JobResult struct {
 	Name                           string
 	Ranks, Rounds, Buckets, Values int
 	Cells                          []Cell // by mode, as in Analysis.Modes
-	// Best are the modes with the shortest communication time, of those whose ratio to the base is resolved: the first, and
-	// those that nothing shows to be slower.
+	// Best are the modes with the shortest communication time, of those whose ratio to the base is resolved: the first, which is shorter than
+	// each other one in the pairs that the two have in common, and those whose ratio to it is resolved and does not show them to be slower. Empty
+	// if no mode is, or if one has less than two pairs in common with it.
 	Best    []int
 	Regrets []Regret // of the modes whose plan follows what is measured
 }
@@ -328,14 +331,14 @@ func cell(i int, trials []trial) Cell {
 		if j.Moves != nil {
 			c.Decided = append(c.Decided, Decided{t.Repetition, j.Moves, j.Quorums})
 		}
-		if f := mean(j.take(j.Floor)); f > 0 {
+		if f := stats.Mean(j.take(j.Floor)); f > 0 {
 			ofFloor = append(ofFloor, j.comm()/f)
 		}
 		if j.IdealSpan > 0 {
 			span = append(span, j.Span/j.IdealSpan)
 		}
 	}
-	c.Comm, c.Floor, c.Round, c.Exposed = Describe(comm), Describe(floor), Describe(round), mean(exposed)
+	c.Comm, c.Floor, c.Round, c.Exposed = Describe(comm), Describe(floor), Describe(round), stats.Mean(exposed)
 	c.Skipped = 1 - float64(len(comm))/float64(all)
 	c.OfFloor, c.Span = Ratios(ofFloor), Ratios(span)
 	c.Goodput = 32 * float64(first.Values) / c.Comm.Mean
@@ -362,7 +365,7 @@ func (j *Job) slowest(round int) float64 {
 }
 
 // comm returns the mean communication time.
-func (j *Job) comm() float64 { return mean(j.take(j.Comm)) }
+func (j *Job) comm() float64 { return stats.Mean(j.take(j.Comm)) }
 
 // commOf returns the function that takes the mean communication time of job i of a run.
 func commOf(i int) func(*Run) float64 { return func(r *Run) float64 { return r.Jobs[i].comm() } }
@@ -386,22 +389,33 @@ func compare(trials, base []trial, time func(*Run) float64) Estimate {
 	return e
 }
 
-// best finds the modes with the shortest communication time of job i: only of resolved ratios something can be said.
+// best finds the modes with the shortest communication time of job i, as far as pairs tell. The ratios to the base say of which modes something
+// can be said, but not which of them is the first: two of these ratios may be of other sessions or repetitions.
 func (j *JobResult) best(i int, all [][]trial, limit float64) {
-	first := -1
-	claim := func(m int) bool { return j.Cells[m].OfBase.Resolved(limit) && !j.Cells[m].OfBase.Limited }
+	var modes []int
 	for m, c := range j.Cells {
-		if claim(m) && (first < 0 || c.OfBase.Ratio < j.Cells[first].OfBase.Ratio) {
-			first = m
+		if c.OfBase.Resolved(limit) && !c.OfBase.Limited {
+			modes = append(modes, m)
 		}
 	}
-	if first < 0 {
-		return
-	}
-	j.Best = []int{first}
-	for m := range j.Cells {
-		if m != first && claim(m) && compare(all[m], all[first], commOf(i)).AtMost(1) != No {
-			j.Best = append(j.Best, m)
+	for _, first := range modes {
+		best, shortest := []int{first}, true
+		for _, m := range modes {
+			if m == first {
+				continue
+			}
+			e := compare(all[m], all[first], commOf(i))
+			if e.Pairs < 2 || e.Ratio < 1 || e.Ratio == 1 && m < first {
+				shortest = false
+				break
+			}
+			if e.Resolved(limit) && e.AtMost(1) != No {
+				best = append(best, m)
+			}
+		}
+		if shortest {
+			j.Best = best
+			return
 		}
 	}
 }

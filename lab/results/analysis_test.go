@@ -196,6 +196,63 @@ func TestBest(t *testing.T) {
 	}
 }
 
+// Modes that are close to the base are not therefore close to each other: in multiples of the base's long time both are resolved here, but not
+// in multiples of each other's short one.
+func TestBestIsNotAsGoodAsWhatIsNotResolved(t *testing.T) {
+	var runs []Run
+	for rep := range 4 {
+		runs = append(runs, steady("even", "switch", rep, 1, 0.01), steady("even", "server", rep, 0.03, 0.01),
+			steady("even", "hybrid", rep, []float64{0.02, 0.06, 0.03, 0.04}[rep], 0.01))
+	}
+	job := analyze(t, &File{Sessions: []Session{{header("switch", "server", "hybrid"), runs}}}).Scenarios[0].Jobs[0]
+	for m := 1; m < 3; m++ {
+		if !job.Cells[m].OfBase.Resolved(DefaultLimit) {
+			t.Errorf("mode %d of the base: %+v, want it resolved", m, job.Cells[m].OfBase)
+		}
+	}
+	if !reflect.DeepEqual(job.Best, []int{1}) {
+		t.Errorf("best %v, want server alone", job.Best)
+	}
+}
+
+// Which mode is best is said of pairs only: a ratio to the base of another session does not make a mode the first, and modes of which there are
+// no pairs are not compared.
+func TestBestOfSessions(t *testing.T) {
+	h := header("switch", "server", "hybrid")
+	session := func(reps int, times map[string]float64) Session {
+		s := Session{Header: h}
+		for rep := range reps {
+			for _, mode := range h.Modes {
+				if took, ok := times[mode]; ok {
+					s.Runs = append(s.Runs, steady("even", mode, rep, took, 0.01))
+				}
+			}
+		}
+		return s
+	}
+	for name, tt := range map[string]struct {
+		sessions []Session
+		want     []int
+	}{
+		"another session's ratio is lower": {[]Session{session(4, map[string]float64{"switch": 0.2, "server": 0.1, "hybrid": 0.11}),
+			session(4, map[string]float64{"switch": 0.2, "hybrid": 0.08})}, []int{1}},
+		"no pair": {[]Session{session(4, map[string]float64{"switch": 0.2, "server": 0.1}), session(4, map[string]float64{"switch": 0.2, "hybrid": 0.11})}, nil},
+		"one pair": {[]Session{session(4, map[string]float64{"switch": 0.2, "server": 0.1}), session(4, map[string]float64{"switch": 0.2, "hybrid": 0.11}),
+			session(1, map[string]float64{"switch": 0.2, "server": 0.1, "hybrid": 0.11})}, nil},
+		"the same": {[]Session{session(4, map[string]float64{"switch": 0.2, "server": 0.1, "hybrid": 0.1})}, []int{1, 2}},
+	} {
+		job := analyze(t, &File{Sessions: tt.sessions}).Scenarios[0].Jobs[0]
+		for m := range job.Cells {
+			if !job.Cells[m].OfBase.Resolved(DefaultLimit) {
+				t.Errorf("%s: mode %d of the base: %+v, want it resolved", name, m, job.Cells[m].OfBase)
+			}
+		}
+		if !reflect.DeepEqual(job.Best, tt.want) {
+			t.Errorf("%s: best %v, want %v", name, job.Best, tt.want)
+		}
+	}
+}
+
 // The true ratio is found, whatever the noise that pairs share.
 func TestPairingCancels(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -66,8 +66,8 @@ type Job struct {
 	Round [][]float64 `json:"round"`
 	// Compute is the rank's computation.
 	Compute [][]float64 `json:"compute"`
-	// Floor is the communication time that no way of aggregating can beat under the consistency of the mode: what others compute
-	// longer, and the bytes of the gradients through the slowest link.
+	// Floor is the communication time with an ideal aggregator in the network under the consistency of the mode, one that takes no time: what
+	// others compute longer, and the bytes of the gradients through the slowest link. Nothing else bounds it: see scenario.Ideal.
 	Floor [][]float64 `json:"floor"`
 	// Skipped are, by rank, the rounds of the above, ascending from 0, that a rank went through without computing anything, because
 	// it was behind: their times are none of a round, and left out of what is said of them. Empty if there are none.

@@ -3,6 +3,8 @@ package results
 import (
 	"math"
 	"slices"
+
+	"xagg/internal/stats"
 )
 
 // Distribution is what a sample of times comes to, in seconds.
@@ -14,27 +16,13 @@ type Distribution struct {
 	Smallest, Greatest float64
 }
 
-// Describe returns the distribution of a sample that is not empty.
+// Describe returns the distribution of a sample, which is not empty.
 func Describe(sample []float64) Distribution {
 	s := slices.Sorted(slices.Values(sample))
 	return Distribution{
-		N: len(s), Mean: mean(s), Smallest: s[0], Greatest: s[len(s)-1],
-		P1: quantile(s, 0.01), P25: quantile(s, 0.25), P50: quantile(s, 0.5), P75: quantile(s, 0.75), P99: quantile(s, 0.99),
+		N: len(s), Mean: stats.Mean(s), Smallest: s[0], Greatest: s[len(s)-1],
+		P1: stats.Quantile(s, 0.01), P25: stats.Quantile(s, 0.25), P50: stats.Quantile(s, 0.5), P75: stats.Quantile(s, 0.75), P99: stats.Quantile(s, 0.99),
 	}
-}
-
-func mean(sample []float64) float64 {
-	sum := 0.0
-	for _, v := range sample {
-		sum += v
-	}
-	return sum / float64(len(sample))
-}
-
-// quantile returns the smallest value of a sorted sample that a share q of the sample does not exceed: a value that was measured,
-// not one between two.
-func quantile(sorted []float64, q float64) float64 {
-	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
 
 // Confidence is that of every interval.
@@ -70,16 +58,27 @@ func Ratios(pairs []float64) Estimate {
 	for i, r := range pairs {
 		logs[i] = math.Log(r)
 	}
-	m := mean(logs)
+	m := stats.Mean(logs)
 	if n == 1 {
 		return Estimate{Ratio: math.Exp(m), High: math.Inf(1), Pairs: 1}
 	}
-	square := 0.0
-	for _, v := range logs {
-		square += (v - m) * (v - m)
-	}
-	half := studentQuantile(n-1) * math.Sqrt(square/float64(n-1)/float64(n))
+	half := halfWidth(logs)
 	return Estimate{Ratio: math.Exp(m), Low: math.Exp(m - half), High: math.Exp(m + half), Pairs: n}
+}
+
+// Mean returns the mean of independent measurements, and half of the width of its interval of [Confidence], Student's: +Inf for fewer than
+// two of them.
+func Mean(x []float64) (m, half float64) {
+	if len(x) < 2 {
+		return stats.Mean(x), math.Inf(1)
+	}
+	return stats.Mean(x), halfWidth(x)
+}
+
+// halfWidth returns half of the width of Student's interval of [Confidence] for the mean of a sample of at least two.
+func halfWidth(x []float64) float64 {
+	n := len(x)
+	return studentQuantile(n-1) * stats.Deviation(x) / math.Sqrt(float64(n))
 }
 
 // Resolved reports whether the interval is at most limit wide, as a share of the time that the ratio is to, or of the

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"xagg/internal/stats"
 )
 
 func TestDescribe(t *testing.T) {
@@ -82,7 +84,7 @@ func percentileBootstrap(rnd *rand.Rand, pairs []float64) (low, high float64) {
 		means[i] = math.Exp(means[i] / float64(len(pairs)))
 	}
 	slices.Sort(means)
-	return quantile(means, 0.025), quantile(means, 0.975)
+	return stats.Quantile(means, 0.025), stats.Quantile(means, 0.975)
 }
 
 // A ratio and its inverse have the same interval, upside down; a factor on all pairs is one on the interval.
@@ -132,5 +134,14 @@ func TestResolved(t *testing.T) {
 		if got := tt.e.AtMost(0.5); got != tt.half {
 			t.Errorf("%+v: at most 0.5: %v", tt.e, got)
 		}
+	}
+}
+func TestMean(t *testing.T) {
+	// Student's quantile for two degrees of freedom is 4.303, the deviation 1.
+	if m, half := Mean([]float64{1, 2, 3}); m != 2 || math.Abs(half-4.303/math.Sqrt(3)) > 1e-3 {
+		t.Errorf("%g ± %g, want 2 ± 2.484", m, half)
+	}
+	if m, half := Mean([]float64{5}); m != 5 || !math.IsInf(half, 1) {
+		t.Errorf("%g ± %g, want 5 and anything", m, half)
 	}
 }

@@ -53,7 +53,10 @@ func Busy(ready, done []time.Duration) (sum time.Duration) {
 // skips its computation, with nothing to send. In async a rank waits for its own values, and where
 // it is ahead of another by more than the staleness for that one's.
 //
-// What a rank waits for in this schedule is the floor that measurements are compared with.
+// What a rank waits for in this schedule is the floor that measurements are compared with. It is that of an aggregator in the network, which
+// needs a rank's values before it sends the sum, and no bound of everything. A rank that adds its own values to the sum of the others itself, as in
+// a ring, may be done as soon as it is ready. A token bucket that was idle lets some bytes through at once. And in quorum, which chunks are
+// without which ranks, and so who skips which rounds, turns on less than measurements keep to.
 func (s *Scenario) Ideal(seed uint64, job int, c controller.Mode) *Timing {
 	return s.ideal(seed, job, c, 1).timing()
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"xagg/controller"
+	"xagg/internal/stats"
 	"xagg/lab/scenario"
 )
 
@@ -127,7 +128,7 @@ func (r *reference) evaluate(p Plan, steps [][]Step) (Result, error) {
 		}
 		errors = append(errors, e)
 	}
-	res.MeanError = mean(errors)
+	res.MeanError = stats.Mean(errors)
 	for _, own := range steps {
 		last := own[len(own)-1].Params
 		if last != nil {
@@ -182,7 +183,7 @@ func meanOf[T any](all []T, f func(T) float64) float64 {
 	for _, v := range all {
 		x = append(x, f(v))
 	}
-	return mean(x)
+	return stats.Mean(x)
 }
 
 // distance returns the L2 norm of x - factor y, relative to that of factor y; 0 if there is no difference.
@@ -203,14 +204,6 @@ func distance(x, y []float32, factor float64) float64 {
 func (p *Point) finite() bool {
 	sum := p.Loss + p.TrainLoss
 	return !math.IsNaN(sum) && !math.IsInf(sum, 0)
-}
-
-func mean(x []float64) float64 {
-	sum := 0.0
-	for _, v := range x {
-		sum += v
-	}
-	return sum / float64(max(len(x), 1))
 }
 
 // isSync reports whether a mode is to come to what the single process does.

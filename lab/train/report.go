@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"xagg/internal/stats"
 	"xagg/lab/bench"
 	"xagg/lab/results"
 	"xagg/lab/scenario"
@@ -179,16 +180,7 @@ type Spread struct {
 	SD   float64 `json:"sd"`
 }
 
-func spread(x []float64) Spread {
-	s := Spread{Mean: mean(x)}
-	if len(x) > 1 {
-		for _, v := range x {
-			s.SD += (v - s.Mean) * (v - s.Mean)
-		}
-		s.SD = math.Sqrt(s.SD / float64(len(x)-1))
-	}
-	return s
-}
+func spread(x []float64) Spread { return Spread{Mean: stats.Mean(x), SD: stats.Deviation(x)} }
 
 // emulated says what of the numbers is made rather than met.
 var emulated = []string{

@@ -1,6 +1,7 @@
 package adapt
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -34,10 +35,13 @@ func DefaultConfig() Config {
 }
 
 // Parse reads a policy from YAML. name is the file's, for errors, which begin with file, line and column.
-func Parse(name string, src []byte) (Config, error) {
-	c := DefaultConfig() // of an empty file
+func Parse(name string, src []byte) (Config, error) { return ParseOver(DefaultConfig(), name, src) }
+
+// ParseOver is Parse on top of another policy than the default: see [WithBase].
+func ParseOver(base Config, name string, src []byte) (Config, error) {
+	c := base // of an empty file
 	if len(strings.TrimSpace(string(src))) > 0 {
-		if err := strictyaml.Decode(name, src, &c, strictyaml.Durations()); err != nil {
+		if err := strictyaml.DecodeContext(WithBase(context.Background(), base), name, src, &c, strictyaml.Durations()); err != nil {
 			return c, err
 		}
 	}
@@ -47,11 +51,29 @@ func Parse(name string, src []byte) (Config, error) {
 	return c, nil
 }
 
-// UnmarshalYAML reads a policy that is a part of something else, on top of the defaults.
-func (c *Config) UnmarshalYAML(read func(any) error) error {
+type baseKey struct{}
+
+// WithBase has policies that are read with the context be as base in what they leave out: fields of mappings too, but
+// for pin, which is one field. A policy that names another rule than base, or defines one, takes nothing of base's rule.
+func WithBase(ctx context.Context, base Config) context.Context {
+	return context.WithValue(ctx, baseKey{}, base)
+}
+
+// UnmarshalYAML reads a policy, also one that is a part of something else, on top of the context's base, or else the default.
+func (c *Config) UnmarshalYAML(ctx context.Context, read func(any) error) error {
+	base, ok := ctx.Value(baseKey{}).(Config)
+	if !ok {
+		base = DefaultConfig()
+	}
+	var given map[string]any
+	if err := read(&given); err != nil {
+		return err
+	}
+	if rule, named := given["rule"]; named && rule != base.Rule || given["define"] != nil {
+		base.Rule, base.Define, base.Cost = "", nil, nil
+	}
 	type plain Config
-	p := plain(DefaultConfig())
-	p.Rule = ""
+	p := plain(base)
 	if err := read(&p); err != nil {
 		return err
 	}
@@ -65,18 +87,25 @@ func (c *Config) UnmarshalYAML(read func(any) error) error {
 // Open returns the policy that a name stands for: a file, or else a rule that comes with the program, with the default
 // limits.
 func Open(name string) (Config, error) {
+	src, err := ReadSource(name)
+	if err != nil {
+		return Config{}, err
+	}
+	return Parse(filepath.Base(name), src)
+}
+
+// ReadSource returns the YAML of the policy that a name stands for, as [Open] has it: of a rule only its name.
+func ReadSource(name string) ([]byte, error) {
 	src, err := os.ReadFile(name)
 	switch {
 	case err == nil:
-		return Parse(filepath.Base(name), src)
+		return src, nil
 	case errors.Is(err, os.ErrNotExist) && slices.Contains(Names(), name):
-		c := DefaultConfig()
-		c.Rule = name
-		return c, nil
+		return []byte("rule: " + name + "\n"), nil
 	case errors.Is(err, os.ErrNotExist):
-		return Config{}, fmt.Errorf("open policy %q: no such file, and no rule of that name; rules are %s", name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("open policy %q: no such file, and no rule of that name; rules are %s", name, strings.Join(Names(), ", "))
 	}
-	return Config{}, fmt.Errorf("open policy: %w", err)
+	return nil, fmt.Errorf("open policy: %w", err)
 }
 
 // YAML returns the policy as a file has it.

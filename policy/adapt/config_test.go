@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"xagg/internal/strictyaml"
+	"xagg/policy/cost"
 )
 
 // TestParse: what a file does not say is the default, alone and as a part of something else, and what is written is read
@@ -62,5 +63,55 @@ func TestParseBad(t *testing.T) {
 	}
 	if err := strictyaml.Decode("c.yaml", []byte("adapt: {rulez: x}"), &part); err == nil || !strings.Contains(err.Error(), `unknown field "rulez"`) {
 		t.Errorf("an unknown field of a part: %v", err)
+	}
+}
+
+// TestParseOver: what a policy leaves out is as in what it is read on top of, and that stays as it was.
+func TestParseOver(t *testing.T) {
+	base, err := Parse("base", []byte("cost: {price: 0.5, enter: {above: 0.3, for: 1, of: 1}}\nwindow: 16\ndwell: 3s\npin: {0: switch, 1: server}\nfreeze: true\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := base.YAML()
+	mine, err := Parse("base", []byte("define: {name: mine, score: rank.lag_p50, enter: {above: 2, for: 1, of: 2}, leave: {below: 1, for: 1, of: 2}}\nmoves: 3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		base Config
+		src  string
+		want func(*Config)
+	}{
+		{base, "", func(*Config) {}},
+		{base, "{}", func(*Config) {}},
+		{base, "dwell: 0s\nfreeze: false\nwindow: 2", func(c *Config) { c.Dwell, c.Freeze, c.Window = 0, false, 2 }},
+		{base, "pin: {2: server}", func(c *Config) { c.Pin = map[int]Place{2: Server} }},
+		{base, "cost: {hop: 0.2, enter: {of: 4}}", func(c *Config) {
+			p := *base.Cost
+			p.Hop, p.Enter.Of = 0.2, 4
+			c.Cost = &p
+		}},
+		{base, "rule: cost-model\nmoves: 1", func(c *Config) { c.Moves = 1 }},
+		{base, "rule: outlier", func(c *Config) { c.Rule, c.Cost = "outlier", nil }},
+		{mine, "window: 3", func(c *Config) { c.Window = 3 }},
+		{mine, "rule: cost-model\ncost: {price: 1}", func(c *Config) {
+			p := cost.DefaultParams()
+			p.Price = 1
+			c.Rule, c.Define, c.Cost = cost.Name, nil, &p
+		}},
+		{mine, "define: {name: other, score: rank.lag_p95, enter: {above: 2, for: 1, of: 2}, leave: {below: 1, for: 1, of: 2}}", func(c *Config) {
+			d := *mine.Define
+			d.Name, d.Score = "other", "rank.lag_p95"
+			c.Define = &d
+		}},
+	} {
+		want := tt.base
+		tt.want(&want)
+		if got, err := ParseOver(tt.base, "p.yaml", []byte(tt.src)); err != nil || got.YAML() != want.YAML() {
+			t.Errorf("%s: %v\ngot\n%s\nwant\n%s", tt.src, err, got.YAML(), want.YAML())
+		}
+	}
+	if base.YAML() != written {
+		t.Errorf("what policies were read on top of has become\n%s\nof\n%s", base.YAML(), written)
 	}
 }

@@ -3,8 +3,8 @@
 package cases
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
 	"slices"
 	"strings"
@@ -105,32 +105,32 @@ func Parse(name string, src []byte) (*File, error) {
 					return nil, fail(at+".ranks", "rank %d: ranks are 0 to %d", rank, t.Ranks-1)
 				}
 			}
-			if err := step.apply(&s); err != nil {
-				return nil, fail(at, "%w", err)
+			if field, err := step.apply(&s); err != nil {
+				return nil, fail(at+"."+field, "%w", err)
 			}
 		}
 	}
 	return &f, nil
 }
 
-// apply puts the step's fields into a snapshot.
-func (s *Step) apply(to *telemetry.Snapshot) error {
-	set := func(group string, target any, fields map[string]float64) error {
-		for name, value := range fields {
-			if err := telemetry.Set(target, name, value); err != nil {
-				return fmt.Errorf("%s.%w", group, err)
+// apply puts the step's fields into a snapshot. With an error it returns which of them is at fault.
+func (s *Step) apply(to *telemetry.Snapshot) (field string, err error) {
+	set := func(group string, target any, fields map[string]float64) {
+		for _, name := range slices.Sorted(maps.Keys(fields)) {
+			if err == nil {
+				field, err = group+"."+name, telemetry.Set(target, name, fields[name])
 			}
 		}
-		return nil
 	}
-	errs := []error{set("job", &to.Job, s.Job), set("switch", &to.Switch, s.Switch)}
+	set("job", &to.Job, s.Job)
+	set("switch", &to.Switch, s.Switch)
 	for i := range to.Ranks {
-		errs = append(errs, set("rank", &to.Ranks[i], s.Rank))
+		set("rank", &to.Ranks[i], s.Rank)
 	}
-	for rank, fields := range s.Ranks {
-		errs = append(errs, set("rank", &to.Ranks[rank], fields))
+	for _, rank := range slices.Sorted(maps.Keys(s.Ranks)) {
+		set(fmt.Sprintf("ranks.%d", rank), &to.Ranks[rank], s.Ranks[rank])
 	}
-	return errors.Join(errs...)
+	return field, err
 }
 
 // Failure is a test that has not come to what it was to.
@@ -159,7 +159,7 @@ func (t *Test) Run(c adapt.Config) error {
 	steered := mask(t.Steered)
 	ready := make([][]float64, t.Ranks) // of the rounds in the window
 	for k, step := range t.Steps {
-		if err := step.apply(&s); err != nil {
+		if _, err := step.apply(&s); err != nil {
 			return fmt.Errorf("test %q: %w", t.Name, err)
 		}
 		if step.Servers != nil {

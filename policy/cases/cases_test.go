@@ -64,17 +64,18 @@ func TestFailures(t *testing.T) {
 
 func TestBad(t *testing.T) {
 	for src, want := range map[string]string{
-		"tests: [{name: x, ranks: 1, steps: [{rounds: 1}]}]":                                  "policy: it is missing",
-		"policy: x\ntests: []":                                                                "t.yaml:2:8: tests: there are none",
-		"policy: x\ntests: [{name: x, ranks: 65, steps: [{rounds: 1}]}]":                      "tests[0].ranks: 65: want 1 to 64",
-		"policy: x\ntests: [{name: x, ranks: 1, steps: []}]":                                  "tests[0].steps: there are none",
-		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 0}]}]":                       "steps[0].rounds: 0: want at least 1",
-		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 1, rank: {speed: 1}}]}]":     "rank.speed: there is no such field; there are rank, steered",
-		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 1, job: {name: 1}}]}]":       "job.name: it is a string",
-		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 1, ranks: {1: {}}}]}]":       "rank 1: ranks are 0 to 0",
-		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 1, expect: {within: 1}}]}]":  "say which ranks are to be steered",
-		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 1, expect: {stered: []}}]}]": `unknown field "stered"`,
-		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 1, every: 1}]}]":             "t.yaml:2:",
+		"tests: [{name: x, ranks: 1, steps: [{rounds: 1}]}]":                                    "policy: it is missing",
+		"policy: x\ntests: []":                                                                  "t.yaml:2:8: tests: there are none",
+		"policy: x\ntests: [{name: x, ranks: 65, steps: [{rounds: 1}]}]":                        "tests[0].ranks: 65: want 1 to 64",
+		"policy: x\ntests: [{name: x, ranks: 1, steps: []}]":                                    "tests[0].steps: there are none",
+		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 0}]}]":                         "steps[0].rounds: 0: want at least 1",
+		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 1, rank: {speed: 1}}]}]":       "t.yaml:2:63: tests[0].steps[0].rank.speed: there is no such field; there are rank, steered",
+		"policy: x\ntests: [{name: x, ranks: 3, steps: [{rounds: 1, ranks: {2: {speed: 1}}}]}]": "t.yaml:2:68: tests[0].steps[0].ranks.2.speed: there is no such field",
+		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 1, job: {name: 1}}]}]":         "job.name: it is a string",
+		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 1, ranks: {1: {}}}]}]":         "rank 1: ranks are 0 to 0",
+		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 1, expect: {within: 1}}]}]":    "say which ranks are to be steered",
+		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 1, expect: {stered: []}}]}]":   `unknown field "stered"`,
+		"policy: x\ntests: [{name: x, ranks: 1, steps: [{rounds: 1, every: 1}]}]":               "t.yaml:2:",
 	} {
 		if _, err := Parse("t.yaml", []byte(src)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s:\ngot  %v\nwant %s", src, err, want)

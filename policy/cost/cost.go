@@ -50,10 +50,13 @@ func DefaultParams() Params {
 	return Params{Price: 0.1, Hop: 0.1, Trust: 16, Slack: 0.02, Enter: rules.Enter{Above: 0.02, For: 2, Of: 3}, Leave: rules.Leave{Below: 0.005, For: 2, Of: 2}}
 }
 
-// UnmarshalYAML reads parameters on top of the defaults.
+// UnmarshalYAML reads parameters on top of those that are there, or else the defaults.
 func (p *Params) UnmarshalYAML(read func(any) error) error {
 	type plain Params
-	q := plain(DefaultParams())
+	q := plain(*p)
+	if *p == (Params{}) {
+		q = plain(DefaultParams())
+	}
 	if err := read(&q); err != nil {
 		return err
 	}

@@ -129,8 +129,8 @@ func Set(target any, name string, value float64) error {
 			f.Set(reflect.ValueOf([]float64{value}))
 			return nil
 		default:
-			return fmt.Errorf("%s: it is a %s, which cannot be set to a number", name, f.Kind())
+			return fmt.Errorf("it is a %s, which cannot be set to a number", f.Kind())
 		}
 	}
-	return fmt.Errorf("%s: there is no such field; there are %s", name, strings.Join(names, ", "))
+	return fmt.Errorf("there is no such field; there are %s", strings.Join(names, ", "))
 }

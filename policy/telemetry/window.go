@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"xagg/internal/stats"
 )
 
 // DefaultWindow is the number of rounds that percentiles are over unless a policy says otherwise: short, so that a median shows soon what has
@@ -207,7 +209,7 @@ func (w *Window) count(n uint32, x *waits) {
 			computed = append(computed, x.compute[rank].Seconds())
 		}
 	}
-	usual := median(computed)
+	usual := stats.Median(computed)
 	for rank := range w.ranks {
 		if x.have>>rank&1 == 0 {
 			continue
@@ -306,8 +308,8 @@ func (w *Window) Fill(s *Snapshot, now time.Duration, bytes float64) {
 			ResendShare: share(r.resends.mean(), r.packets.mean()),
 		}
 		b, l := r.blocked.sorted(), r.lag.sorted()
-		out.BlockedP50, out.BlockedP95, out.BlockedP99 = quantile(b, 0.5), quantile(b, 0.95), quantile(b, 0.99)
-		out.LagP50, out.LagP95, out.LagP99 = quantile(l, 0.5), quantile(l, 0.95), quantile(l, 0.99)
+		out.BlockedP50, out.BlockedP95, out.BlockedP99 = stats.Quantile(b, 0.5), stats.Quantile(b, 0.95), stats.Quantile(b, 0.99)
+		out.LagP50, out.LagP95, out.LagP99 = stats.Quantile(l, 0.5), stats.Quantile(l, 0.95), stats.Quantile(l, 0.99)
 		out.OwnP50, out.Ready = w.stream(i), w.ready(i)
 		out.Rate = share(bytes, out.OwnP50)
 		s.Ranks = append(s.Ranks, out)
@@ -319,8 +321,8 @@ func (w *Window) Fill(s *Snapshot, now time.Duration, bytes float64) {
 	if w.counted {
 		j.Round = float64(w.settled - 1)
 	}
-	j.RoundP50, j.CommP50, j.ComputeP50 = median(round), median(comm), median(compute)
-	j.BlockedMedian, j.LagMedian, j.RateMedian = median(blocked), median(lag), median(rate)
+	j.RoundP50, j.CommP50, j.ComputeP50 = stats.Median(round), stats.Median(comm), stats.Median(compute)
+	j.BlockedMedian, j.LagMedian, j.RateMedian = stats.Median(blocked), stats.Median(lag), stats.Median(rate)
 	j.BlockedMAD, j.LagMAD = mad(blocked, j.BlockedMedian), mad(lag, j.LagMedian)
 	sum := 0.0
 	for _, x := range late {
@@ -366,34 +368,11 @@ func (s *series) add(x float64) {
 	s.at = (s.at + 1) % s.size
 }
 
-func (s *series) mean() float64 {
-	sum := 0.0
-	for _, x := range s.values {
-		sum += x
-	}
-	return share(sum, float64(len(s.values)))
-}
+func (s *series) mean() float64 { return stats.Mean(s.values) }
 
 func (s *series) sorted() []float64 { return slices.Sorted(slices.Values(s.values)) }
 
-func (s *series) quantile(q float64) float64 { return quantile(s.sorted(), q) }
-
-// quantile returns the smallest of sorted values that a share q of them does not exceed; 0 of none.
-func quantile(sorted []float64, q float64) float64 {
-	if len(sorted) == 0 {
-		return 0
-	}
-	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
-}
-
-// median returns the middle of values, or the mean of both; 0 of none.
-func median(x []float64) float64 {
-	if len(x) == 0 {
-		return 0
-	}
-	s := slices.Sorted(slices.Values(x))
-	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
-}
+func (s *series) quantile(q float64) float64 { return stats.Quantile(s.sorted(), q) }
 
 // mad returns the median distance from the middle.
 func mad(x []float64, middle float64) float64 {
@@ -401,7 +380,7 @@ func mad(x []float64, middle float64) float64 {
 	for i := range x {
 		d[i] = math.Abs(x[i] - middle)
 	}
-	return median(d)
+	return stats.Median(d)
 }
 
 // share returns a / b, and 0 where b is not positive.

@@ -289,7 +289,7 @@ func TestPitfall38(t *testing.T) {
 		for _, tt := range slices.Concat(both, atSwitch) {
 			t.Run(tt.name, func(t *testing.T) {
 				f := &forger{bench: &bench{T: t, Lab: f.Lab, client: f.client}, topology: f.topology, ready: f.ready, link: f.link, bufs: f.bufs}
-				before := f.reasons("s1")
+				before := f.reasons("sw")
 				var honest [][]byte
 				if tt.first != nil {
 					honest = tt.first(f)
@@ -300,11 +300,11 @@ func TestPitfall38(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				f.reached("honest packets are summed", func() bool { return f.reasons("s1")["summed"] == before["summed"]+uint64(len(honest)) })
+				f.reached("honest packets are summed", func() bool { return f.reasons("sw")["summed"] == before["summed"]+uint64(len(honest)) })
 				if err := f.Inject(f.topology.Workers[0].Port, tt.frame(f)); err != nil {
 					t.Fatal(err)
 				}
-				f.refused("s1", before, tt.reason, uint64(len(honest)))
+				f.refused("sw", before, tt.reason, uint64(len(honest)))
 				if tt.nack {
 					f.nacked(tt.reason)
 				}

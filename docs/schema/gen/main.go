@@ -9,9 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/goccy/go-yaml"
 	"github.com/invopop/jsonschema"
 
 	"xagg/controller"
@@ -40,12 +42,12 @@ var defaults = []any{
 
 // scalars are how types are spelled that are no strings and numbers in Go, or of which only some values are meant.
 var scalars = map[reflect.Type]jsonschema.Schema{
-	reflect.TypeFor[time.Duration]():   {Type: "string", Pattern: `^(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h))+$`, Examples: []any{"250us", "20ms", "1.5s"}},
-	reflect.TypeFor[netip.Addr]():      {Type: "string", Format: "ipv4"},
-	reflect.TypeFor[controller.MAC]():  {Type: "string", Pattern: `^[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}$`, Examples: []any{"02:78:61:00:00:01"}},
-	reflect.TypeFor[xdp.Size]():        {Type: "string", Pattern: `^[0-9]+(GiB|MiB|KiB|B)$`, Examples: []any{"4GiB"}},
-	reflect.TypeFor[scenario.Rate]():   {Type: "string", Pattern: `^[0-9.]+(e[0-9]+)? *(kbit|Mbit|Gbit)$`, Examples: []any{"40Mbit"}},
-	reflect.TypeFor[scenario.Share]():  {Type: "string", Pattern: `^[0-9.]+(e-?[0-9]+)? *%$`, Examples: []any{"0.1%"}},
+	reflect.TypeFor[time.Duration]():   {Title: "duration", Type: "string", Pattern: `^(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h))+$`, Examples: []any{"250us", "20ms", "1.5s"}},
+	reflect.TypeFor[netip.Addr]():      {Title: "IPv4 address", Type: "string", Format: "ipv4"},
+	reflect.TypeFor[controller.MAC]():  {Title: "Ethernet address", Type: "string", Pattern: `^[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}$`, Examples: []any{"02:78:61:00:00:01"}},
+	reflect.TypeFor[xdp.Size]():        {Title: "size", Type: "string", Pattern: `^[0-9]+(GiB|MiB|KiB|B)$`, Examples: []any{"4GiB"}},
+	reflect.TypeFor[scenario.Rate]():   {Title: "rate", Type: "string", Pattern: `^[0-9.]+(e[0-9]+)? *(kbit|Mbit|Gbit)$`, Examples: []any{"40Mbit"}},
+	reflect.TypeFor[scenario.Share]():  {Title: "share", Type: "string", Pattern: `^[0-9.]+(e-?[0-9]+)? *%$`, Examples: []any{"0.1%"}},
 	reflect.TypeFor[policy.Mode]():     {Type: "string", Enum: []any{"", policy.ModeSwitch, policy.ModeServer, policy.ModeHybrid}},
 	reflect.TypeFor[controller.Mode](): {Type: "string", Enum: []any{"", controller.ModeSync, controller.ModeQuorum, controller.ModeAsync}},
 	reflect.TypeFor[adapt.Place]():     {Type: "string", Enum: []any{adapt.Switch, adapt.Server}},
@@ -60,7 +62,7 @@ var ranges = map[string][2]float64{
 	"controller.Consistency.rounds": {0, controller.MaxRounds}, "policy.Static.quorum": {0, policy.MaxRanks}, "policy.Static.pool": {0, 1 << 31},
 	"adapt.Config.window": {1, telemetry.MaxWindow}, "adapt.Config.moves": {1, 600}, "adapt.Config.min_cohort": {2, policy.MaxRanks},
 	"adapt.Config.steered": {0, policy.MaxRanks}, "adapt.Config.min_steered": {0, policy.MaxRanks},
-	"cost.Params.price": {0, 10}, "cost.Params.hop": {0, 10}, "cost.Params.trust": {0, 1000},
+	"cost.Params.price": {0, 10}, "cost.Params.hop": {0, 10}, "cost.Params.trust": {0, 1000}, "cost.Params.slack": {0, 1},
 	"rules.Enter.for": {1, rules.MaxOf}, "rules.Enter.of": {1, rules.MaxOf}, "rules.Leave.for": {1, rules.MaxOf}, "rules.Leave.of": {1, rules.MaxOf},
 	"cases.Test.ranks": {1, policy.MaxRanks}, "cases.Step.rounds": {1, 1<<31 - 1},
 	"scenario.Scenario.servers": {1, lab.MaxServers}, "scenario.Scenario.warmup": {1, scenario.MaxRounds}, "scenario.Scenario.rounds": {1, scenario.MaxRounds},
@@ -177,6 +179,15 @@ func fill(s *jsonschema.Schema, v reflect.Value) {
 		case !ok || value.IsZero():
 		case field.Type == reflect.TypeFor[time.Duration]():
 			p.Default = value.Interface().(time.Duration).String()
+		case slices.ContainsFunc(defaults, func(of any) bool { return reflect.TypeOf(of) == field.Type }): // its fields have theirs
+		case p.Ref != "" && value.Kind() == reflect.Struct:
+			text, err := yaml.Marshal(value.Interface())
+			if err == nil {
+				err = yaml.Unmarshal(text, &p.Default)
+			}
+			if err != nil {
+				log.Fatalf("default of %s: %v", name, err)
+			}
 		case value.Comparable() && value.Kind() != reflect.Struct && value.Kind() != reflect.Pointer:
 			p.Default = value.Interface()
 		}
