@@ -448,20 +448,30 @@ func TestSimpleSwitchErrors(t *testing.T) {
 	if !errors.As(err, &machine) || !errors.Is(err, port.ErrNoInterface) {
 		t.Errorf("no interface: %v", err)
 	}
-	// One that never answers.
-	if err := os.WriteFile(fake, []byte("#!/bin/sh\necho starting\nexec sleep 60\n"), 0o755); err != nil {
+	// One that never answers, until the caller has had enough of it.
+	started := filepath.Join(t.TempDir(), "started")
+	if err := os.WriteFile(fake, fmt.Appendf(nil, "#!/bin/sh\necho starting\ntouch %s\nexec sleep 60\n", started), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	enough, cancel := context.WithCancel(ctx)
 	defer cancel()
-	_, err = bmv2.StartSimpleSwitch(short, bmv2.SimpleSwitchConfig{Binary: fake, Config: bmv2.Config{
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := os.Stat(started); err == nil {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(100 * time.Millisecond) // for what it has written to be read
+		cancel()
+	}()
+	_, err = bmv2.StartSimpleSwitch(enough, bmv2.SimpleSwitchConfig{Binary: fake, Config: bmv2.Config{
 		GRPCAddr: "unix:" + filepath.Join(t.TempDir(), "s.sock")}})
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "starting") {
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "starting") {
 		t.Errorf("no answer: %v", err)
 	}
 }
 
-// TestSimpleSwitchOnInterfaces is the real switch in a namespace with real links.
 // switchOnLinks is the real switch with interfaces of a namespace as its ports, programmed with switch.p4.
 func switchOnLinks(t *testing.T, s *vethtest.Space, ports map[uint16]string) *bmv2.SimpleSwitch {
 	t.Helper()

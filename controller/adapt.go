@@ -29,12 +29,7 @@ const recordBuffer = 1024
 type adaptation struct {
 	id       uint16 // of the incarnation
 	config   adapt.Config
-	engine   *adapt.Engine
-	window   *telemetry.Window
-	epoch    uint16 // of the plan that the window's rounds ran under
-	round    float64
-	judged   bool // round was
-	snapshot telemetry.Snapshot
+	follow   *adapt.Follower
 	decision *adapt.Decision // the last one
 	steering bool            // what it decided is being carried out
 	failed   string          // why what it decided last could not be
@@ -110,14 +105,13 @@ func (c *Controller) adapts(j *job) *adaptation {
 	if a != nil && a.id == j.id {
 		return a
 	}
-	engine, err := j.spec.Adapt.New(j.spec.Ranks)
+	follow, err := j.spec.Adapt.Follow(j.spec.Ranks, j.epoch)
 	if err != nil { // it was checked before
 		c.log.Error("plan does not follow what is measured", "job", j.spec.Name, "err", err)
 		return nil
 	}
 	b := &adaptation{
-		id: j.id, config: *j.spec.Adapt, engine: engine, window: telemetry.NewWindow(j.spec.Ranks, j.spec.Adapt.Window),
-		epoch: j.epoch, readers: map[*reader]bool{},
+		id: j.id, config: *j.spec.Adapt, follow: follow, readers: map[*reader]bool{},
 	}
 	if a != nil {
 		b.readers = a.readers
@@ -130,7 +124,7 @@ func (c *Controller) adapts(j *job) *adaptation {
 // header is the line that begins a trace of a job.
 func (a *adaptation) header(j *job) []byte {
 	var line bytes.Buffer
-	state := a.engine.State()
+	state := a.follow.State()
 	trace.NewWriter(&line, j.spec.Name, j.spec.Ranks, a.config, &state)
 	return line.Bytes()
 }
@@ -173,12 +167,7 @@ func (c *Controller) measured(ctx context.Context, j *job, meet *rendezvous, ran
 		report.Rounds = append(report.Rounds, round)
 	}
 	now := time.Since(c.origin)
-	if a.epoch != j.epoch { // numbers of one plan say little of another
-		a.window.Forget()
-		a.epoch = j.epoch
-	}
-	a.window.Present(meet.there())
-	if err := a.window.Add(now, report); err != nil {
+	if err := a.follow.Report(now, j.epoch, meet.there(), report); err != nil {
 		c.log.Warn("report of a rank is left out", "job", j.spec.Name, "err", err)
 		return
 	}
@@ -193,18 +182,14 @@ func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.
 	if j.change != nil || j.recovering != recoverNot || a.steering {
 		return
 	}
-	s := &a.snapshot
+	s := &a.follow.Snapshot
 	c.observe(j, s)
-	a.window.Fill(s, now, float64(j.spec.MaxElems)*4)
+	a.follow.Measure(now, float64(j.spec.MaxElems)*4)
 	c.devices.fill(s, now, j.id)
-	for i := range s.Ranks {
-		s.Ranks[i].Steered = j.decision.Steered>>i&1 != 0
-	}
-	if a.judged && s.Job.Round == a.round || s.Job.Rounds == 0 {
+	d, next, ok := a.follow.Decide(j.decision.Plan)
+	if !ok {
 		return
 	}
-	a.judged, a.round = true, s.Job.Round
-	d := a.engine.Step(s)
 	a.decision, a.failed = &d, ""
 	if len(a.readers) > 0 {
 		var lines bytes.Buffer
@@ -219,7 +204,7 @@ func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.
 	for _, m := range d.Moves {
 		c.log.Info("policy moves a rank", "job", j.spec.Name, "rank", m.Rank, "to", m.To, "rule", d.Rule, "why", m.Why, "dry_run", d.DryRun)
 	}
-	rule, same := j.decided(&d)
+	rule, same := j.decided(next)
 	if same {
 		return
 	}
@@ -238,8 +223,7 @@ func (c *Controller) judge(ctx context.Context, j *job, a *adaptation, now time.
 }
 
 // decided returns the rule of the plan that a policy has decided on; same is true when the job has it already.
-func (j *job) decided(d *adapt.Decision) (rule policy.Static, same bool) {
-	next := d.Apply(j.decision.Plan)
+func (j *job) decided(next policy.Plan) (rule policy.Static, same bool) {
 	same = next.Equal(j.decision.Plan)
 	next.Servers = j.homes
 	return next.Rule(), same
@@ -342,9 +326,9 @@ func (s *service) Explain(_ context.Context, req *api.ExplainRequest) (*api.Expl
 	if a == nil || a.id != j.id || a.decision == nil {
 		return reply, nil
 	}
-	reply.Error, reply.Gaps = a.failed, a.window.Gaps()
+	reply.Error, reply.Gaps = a.failed, a.follow.Gaps()
 	var err error
-	if reply.Snapshot, err = json.Marshal(&a.snapshot); err != nil {
+	if reply.Snapshot, err = json.Marshal(&a.follow.Snapshot); err != nil {
 		return nil, fmt.Errorf("explain job %q: %w", j.spec.Name, err)
 	}
 	if reply.Decision, err = json.Marshal(a.decision); err != nil {

@@ -377,8 +377,11 @@ func (w testWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// patience is how long tests wait for what must come: long enough for a busy machine.
+const patience = time.Minute
+
 func (r *room) context() context.Context {
-	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
 	r.t.Cleanup(cancel)
 	return ctx
 }
@@ -393,7 +396,7 @@ func (r *room) ready() {
 // until waits for a condition that a device's or a job's change brings about.
 func (r *room) until(what string, cond func() bool) {
 	r.t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(patience)
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for !cond() {

@@ -146,7 +146,7 @@ func (m collector) measured(ch chan<- prometheus.Metric, j *api.Job) {
 		return
 	}
 	for _, x := range measuredMetrics {
-		ch <- metrics.Gauge(x.desc, x.of(&a.snapshot.Job), j.Name)
+		ch <- metrics.Gauge(x.desc, x.of(&a.follow.Snapshot.Job), j.Name)
 	}
 }
 

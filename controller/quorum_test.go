@@ -373,7 +373,7 @@ func TestDecided(t *testing.T) {
 		"all to servers":    {adapt.Decision{Steered: 0b1111, Quorum: 4}, false, policy.Plan{Steered: 0b1111, Quorum: 4}},
 		"nothing, dry runs": {adapt.Decision{Steered: 0b1000, Quorum: 4, DryRun: true}, true, j.decision.Plan},
 	} {
-		rule, same := j.decided(&tt.d)
+		rule, same := j.decided(tt.d.Apply(j.decision.Plan))
 		if same != tt.same {
 			t.Errorf("%s: the same is %v, want %v", name, same, tt.same)
 		}

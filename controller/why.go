@@ -391,7 +391,7 @@ func (e *evidence) sentence(rank int, b *api.Blocker, places []spot, at, age str
 		}
 		says = append(says, say)
 	default:
-		says = append(says, "the switch does see packets of it, which are not summed there: 'xagg status' has the reasons")
+		says = append(says, "the switch does see packets of it, of other chunks or such as it does not sum: 'xagg status' has the reasons")
 	}
 	return strings.Join(append(says, e.hearsay(rank)), "; ")
 }

@@ -196,71 +196,50 @@ const MaxRate = 0.2
 
 // Random returns the schedule of a seed: a small job with anything that may happen to it.
 func Random(seed uint64) *Schedule {
-	rng := rand.New(rand.NewPCG(seed, 0x5c4ed))
-	chance := func(p float64) bool { return rng.Float64() < p }
-	upTo := func(d time.Duration) time.Duration { return time.Duration(rng.Int64N(int64(d) + 1)) }
+	r := draw{rand.New(rand.NewPCG(seed, 0x5c4ed))}
 	s := &Schedule{
 		Seed:      seed,
-		Workers:   2 + rng.IntN(7),
-		Servers:   rng.IntN(4),
-		Pool:      1 << rng.IntN(4),
-		MaxChunks: 1 + rng.IntN(12),
-		Epoch:     []uint16{1, 2, 65533, 65534}[rng.IntN(4)],
-		Jobs:      1 + rng.IntN(2),
-		Control:   []time.Duration{100 * time.Microsecond, 5 * time.Millisecond, 200 * time.Millisecond}[rng.IntN(3)],
+		Workers:   2 + r.IntN(7),
+		Servers:   r.IntN(4),
+		Pool:      1 << r.IntN(4),
+		MaxChunks: 1 + r.IntN(12),
+		Epoch:     []uint16{1, 2, 65533, 65534}[r.IntN(4)],
+		Jobs:      1 + r.IntN(2),
+		Control:   []time.Duration{100 * time.Microsecond, 5 * time.Millisecond, 200 * time.Millisecond}[r.IntN(3)],
 		Timeout:   time.Minute,
 	}
 	// Small in sum: what makes a run long are lanes, not events.
-	for range 1 + rng.IntN(6) {
-		w := Work{Lanes: 1 + rng.IntN(64), Float: chance(0.3)}
-		if chance(0.6) {
-			w.Lanes += wire.MaxLanes * rng.IntN(12)
+	for range 1 + r.IntN(6) {
+		w := Work{Lanes: 1 + r.IntN(64), Float: r.chance(0.3)}
+		if r.chance(0.6) {
+			w.Lanes += wire.MaxLanes * r.IntN(12)
 		}
 		s.Vectors = append(s.Vectors, w)
 	}
 	plans := 1
 	if s.Servers > 0 {
-		plans += rng.IntN(5)
+		plans += r.IntN(5)
 	}
 	for range plans {
-		p := Plan{Cohort: s.all(), Pool: s.Pool << rng.IntN(2)}
-		if s.Servers > 0 && chance(0.75) {
-			p.Servers = rng.Perm(s.Servers)[:1+rng.IntN(s.Servers)]
-			switch rng.IntN(4) {
+		p := Plan{Cohort: s.all(), Pool: s.Pool << r.IntN(2)}
+		if s.Servers > 0 && r.chance(0.75) {
+			p.Servers = r.Perm(s.Servers)[:1+r.IntN(s.Servers)]
+			switch r.IntN(4) {
 			case 0:
 				p.Cohort = 0
 			case 1: // one straggler
-				p.Cohort &^= 1 << rng.IntN(s.Workers)
+				p.Cohort &^= 1 << r.IntN(s.Workers)
 			case 2:
-				p.Cohort &= rng.Uint64()
+				p.Cohort &= r.Uint64()
 			}
 		}
 		s.Plans = append(s.Plans, p)
 	}
-	link := func() Link {
-		l := Link{
-			Delay: 5*time.Microsecond + upTo(200*time.Microsecond),
-			Gap:   100*time.Nanosecond + upTo(20*time.Microsecond),
-			Queue: 4 << rng.IntN(5),
-		}
-		rate := func() float64 { return 0 }
-		switch rng.IntN(4) {
-		case 1, 2:
-			rate = func() float64 { return max(0, MaxRate*(2*rng.Float64()-1)) }
-		case 3:
-			rate = func() float64 { return MaxRate }
-		}
-		l.Drop, l.Duplicate, l.Reorder, l.Corrupt = rate(), rate(), rate(), rate()
-		if l.Reorder > 0 {
-			l.Jitter = []time.Duration{50 * time.Microsecond, time.Millisecond, 30 * time.Millisecond, time.Second}[rng.IntN(4)]
-		}
-		return l
-	}
-	usual := link()
+	usual := r.link()
 	for range s.Workers + s.Servers {
 		l := usual
-		if chance(0.3) {
-			l = link()
+		if r.chance(0.3) {
+			l = r.link()
 		}
 		s.Links = append(s.Links, l)
 		if l.Jitter == time.Second {
@@ -268,90 +247,132 @@ func Random(seed uint64) *Schedule {
 		}
 	}
 	for range s.Workers {
-		d := upTo(time.Millisecond)
-		if chance(0.15) {
-			d = upTo(2 * time.Second)
+		d := r.upTo(time.Millisecond)
+		if r.chance(0.15) {
+			d = r.upTo(2 * time.Second)
 		}
 		s.Compute = append(s.Compute, d)
 	}
-	if chance(0.1) {
-		s.Crash = &Crash{Rank: rng.IntN(s.Workers), At: upTo([]time.Duration{time.Millisecond, 100 * time.Millisecond}[rng.IntN(2)])}
+	if r.chance(0.1) {
+		s.Crash = &Crash{Rank: r.IntN(s.Workers), At: r.upTo([]time.Duration{time.Millisecond, 100 * time.Millisecond}[r.IntN(2)])}
 		s.Jobs = 2
 	}
-	if chance(0.1) {
+	if r.chance(0.1) {
 		s.Damage = Unprotected
 		for i := range s.Vectors {
 			s.Vectors[i].Float = false // a damaged amax would only change the scale, which is not what is looked for
 		}
 	}
-	s.Depth = 1 + rng.IntN(4)
-	if s.Crash == nil && s.Damage == Caught && chance(0.4) {
-		within := []time.Duration{2 * time.Millisecond, 50 * time.Millisecond, time.Second}[rng.IntN(3)]
-		for range 1 + rng.IntN(4) {
-			l := Loss{At: upTo(within), Switch: chance(0.6)}
+	s.Depth = 1 + r.IntN(4)
+	if s.Crash == nil && s.Damage == Caught && r.chance(0.4) {
+		within := []time.Duration{2 * time.Millisecond, 50 * time.Millisecond, time.Second}[r.IntN(3)]
+		for range 1 + r.IntN(4) {
+			l := Loss{At: r.upTo(within), Switch: r.chance(0.6)}
 			for server := range s.Servers {
-				if chance(0.5) {
+				if r.chance(0.5) {
 					l.Servers = append(l.Servers, server)
 				}
 			}
 			s.Losses = append(s.Losses, l)
 		}
 	}
-	if s.Servers > 0 && s.Crash == nil && s.Damage == Caught && chance(0.3) {
-		s.Quorum = &Quorum{Ranks: 1 + rng.IntN(s.Workers), Wait: []time.Duration{0, 300 * time.Microsecond, 20 * time.Millisecond}[rng.IntN(3)]}
-		for i := range s.Vectors {
-			s.Vectors[i].Float = false
-			s.Vectors[i].Lanes = s.Vectors[rng.IntN(min(2, len(s.Vectors)))].Lanes // what was left out of one is in the next
-		}
-		for i := range s.Plans {
-			if len(s.Plans[i].Servers) == 0 {
-				s.Plans[i].Servers = rng.Perm(s.Servers)[:1+rng.IntN(s.Servers)]
-			}
-		}
-		if chance(0.5) {
-			for range rng.IntN(8) {
-				s.Vectors = append(s.Vectors, s.Vectors[rng.IntN(len(s.Vectors))])
-			}
-		}
-		for i := range s.Vectors {
-			s.Vectors[i].Tensor = rng.IntN(3)
-		}
-		if chance(0.6) {
-			within := []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, time.Second}[rng.IntN(3)]
-			for range 1 + rng.IntN(5) {
-				d := Death{Rank: rng.IntN(s.Workers), At: upTo(within)}
-				d.Back = d.At + upTo(within)
-				s.Deaths = append(s.Deaths, d)
-			}
-		}
+	if s.Servers > 0 && s.Crash == nil && s.Damage == Caught && r.chance(0.3) {
+		r.quorum(s)
 	}
-	s.Ahead = 1 + rng.IntN(4)
-	if s.Servers > 0 && s.Quorum == nil && chance(0.3) {
-		s.Async = &Async{Staleness: rng.IntN(4)}
-		s.Plans = s.Plans[:1]
-		if s.Plans[0].Cohort = 0; len(s.Plans[0].Servers) == 0 {
-			s.Plans[0].Servers = rng.Perm(s.Servers)[:1+rng.IntN(s.Servers)]
-		}
-		s.Vectors = s.Vectors[:min(3, len(s.Vectors))]
-		for range rng.IntN(6) {
-			s.Vectors = append(s.Vectors, s.Vectors[rng.IntN(len(s.Vectors))])
-		}
-		s.MaxChunks = max(s.MaxChunks, int(s.tensorChunks()))
-		if chance(0.5) {
-			for i := range s.Losses {
-				s.Losses[i].Servers = nil
-			}
-		}
+	s.Ahead = 1 + r.IntN(4)
+	if s.Servers > 0 && s.Quorum == nil && r.chance(0.3) {
+		r.async(s)
 	}
-	if s.Quorum != nil && chance(0.7) {
-		for i := range s.Plans {
-			if chance(0.6) {
-				s.Plans[i].Quorum = &Quorum{
-					Ranks: s.Quorum.Ranks + rng.IntN(s.Workers-s.Quorum.Ranks+1),
-					Wait:  []time.Duration{0, 300 * time.Microsecond, 20 * time.Millisecond, 200 * time.Millisecond}[rng.IntN(4)],
-				}
-			}
-		}
+	if s.Quorum != nil && r.chance(0.7) {
+		r.quorumsOfPlans(s)
 	}
 	return s
+}
+
+// draw is what a schedule is drawn with. The order of its draws is part of what a seed means.
+type draw struct{ *rand.Rand }
+
+func (r draw) chance(p float64) bool { return r.Float64() < p }
+
+func (r draw) upTo(d time.Duration) time.Duration { return time.Duration(r.Int64N(int64(d) + 1)) }
+
+func (r draw) link() Link {
+	l := Link{
+		Delay: 5*time.Microsecond + r.upTo(200*time.Microsecond),
+		Gap:   100*time.Nanosecond + r.upTo(20*time.Microsecond),
+		Queue: 4 << r.IntN(5),
+	}
+	rate := func() float64 { return 0 }
+	switch r.IntN(4) {
+	case 1, 2:
+		rate = func() float64 { return max(0, MaxRate*(2*r.Float64()-1)) }
+	case 3:
+		rate = func() float64 { return MaxRate }
+	}
+	l.Drop, l.Duplicate, l.Reorder, l.Corrupt = rate(), rate(), rate(), rate()
+	if l.Reorder > 0 {
+		l.Jitter = []time.Duration{50 * time.Microsecond, time.Millisecond, 30 * time.Millisecond, time.Second}[r.IntN(4)]
+	}
+	return l
+}
+
+// quorum makes the schedule one of a quorum job, some of whose ranks may die and come back.
+func (r draw) quorum(s *Schedule) {
+	s.Quorum = &Quorum{Ranks: 1 + r.IntN(s.Workers), Wait: []time.Duration{0, 300 * time.Microsecond, 20 * time.Millisecond}[r.IntN(3)]}
+	for i := range s.Vectors {
+		s.Vectors[i].Float = false
+		s.Vectors[i].Lanes = s.Vectors[r.IntN(min(2, len(s.Vectors)))].Lanes // what was left out of one is in the next
+	}
+	for i := range s.Plans {
+		if len(s.Plans[i].Servers) == 0 {
+			s.Plans[i].Servers = r.Perm(s.Servers)[:1+r.IntN(s.Servers)]
+		}
+	}
+	if r.chance(0.5) {
+		for range r.IntN(8) {
+			s.Vectors = append(s.Vectors, s.Vectors[r.IntN(len(s.Vectors))])
+		}
+	}
+	for i := range s.Vectors {
+		s.Vectors[i].Tensor = r.IntN(3)
+	}
+	if r.chance(0.6) {
+		within := []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, time.Second}[r.IntN(3)]
+		for range 1 + r.IntN(5) {
+			d := Death{Rank: r.IntN(s.Workers), At: r.upTo(within)}
+			d.Back = d.At + r.upTo(within)
+			s.Deaths = append(s.Deaths, d)
+		}
+	}
+}
+
+// async makes the schedule one of an async job, which has one plan.
+func (r draw) async(s *Schedule) {
+	s.Async = &Async{Staleness: r.IntN(4)}
+	s.Plans = s.Plans[:1]
+	if s.Plans[0].Cohort = 0; len(s.Plans[0].Servers) == 0 {
+		s.Plans[0].Servers = r.Perm(s.Servers)[:1+r.IntN(s.Servers)]
+	}
+	s.Vectors = s.Vectors[:min(3, len(s.Vectors))]
+	for range r.IntN(6) {
+		s.Vectors = append(s.Vectors, s.Vectors[r.IntN(len(s.Vectors))])
+	}
+	s.MaxChunks = max(s.MaxChunks, int(s.tensorChunks()))
+	if r.chance(0.5) {
+		for i := range s.Losses {
+			s.Losses[i].Servers = nil
+		}
+	}
+}
+
+// quorumsOfPlans has plans of a quorum job with quorums and waits of their own.
+func (r draw) quorumsOfPlans(s *Schedule) {
+	for i := range s.Plans {
+		if r.chance(0.6) {
+			s.Plans[i].Quorum = &Quorum{
+				Ranks: s.Quorum.Ranks + r.IntN(s.Workers-s.Quorum.Ranks+1),
+				Wait:  []time.Duration{0, 300 * time.Microsecond, 20 * time.Millisecond, 200 * time.Millisecond}[r.IntN(4)],
+			}
+		}
+	}
 }

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"fmt"
-	"slices"
 )
 
 // Reason says why a packet was not summed. It is the one enumeration of them: the P4 program's counter indices, the
@@ -90,12 +89,6 @@ func (r Reason) Meaning() string {
 		return reasonMeanings[r]
 	}
 	return "of a reason that this release does not know"
-}
-
-// ParseReason returns the reason with a name.
-func ParseReason(name string) (Reason, bool) {
-	i := slices.Index(reasonNames[:], name)
-	return Reason(max(i, 0)), i >= 0
 }
 
 // Fault reports whether the reason is a refusal: something is wrong with the packet or its sender. The others are

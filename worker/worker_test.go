@@ -624,7 +624,7 @@ func TestNextEpoch(t *testing.T) {
 	reduce(testEpoch + 1)
 	n.sw.Remove(testJob, testEpoch+1)
 	err := errors.Join(n.errors(func(r int) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
 		_, err := workers[r].AllReduceInt32(ctx, "k", []int32{1, 1})
 		return err

@@ -40,7 +40,7 @@ func target(s *p4rttest.Server, election uint64) p4rt.Target {
 // session runs f in a session with s.
 func session(t *testing.T, s *p4rttest.Server, f func(context.Context, *p4rt.Session)) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := p4rt.Run(ctx, target(s, 1), newProgram(t), func(ctx context.Context, s *p4rt.Session) error {
 		f(ctx, s)
@@ -490,7 +490,7 @@ func TestPrimacy(t *testing.T) {
 			if got != name {
 				t.Fatalf("handler %q started, want %q", got, name)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("handler %q did not start", name)
 		}
 	}

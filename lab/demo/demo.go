@@ -332,24 +332,8 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 	if err != nil {
 		return fail(fmt.Errorf("ask the controller for its status: %w", err))
 	}
-	req := &api.CreateJobRequest{
-		Name:        "demo-" + mode,
-		Ranks:       uint32(opts.Workers),
-		MaxElems:    uint32(opts.maxElems()),
-		Depth:       uint32(opts.Depth),
-		Consistency: opts.consistency(),
-		Policy:      &api.Policy{Rule: policy.RuleStatic, Mode: mode},
-	}
-	if mode == string(policy.ModeHybrid) {
-		for _, rank := range opts.Steer {
-			req.Policy.Steer = append(req.Policy.Steer, uint32(rank))
-		}
-	}
-	if mode == ModeSteered {
-		req.Policy = &api.Policy{Rule: policy.RuleStatic, Mode: ModesOf(opts.Consistency.Mode)[0], Pool: uint32(policy.SteerablePool(opts.Workers))}
-	}
 	faults := bed.faults()
-	job, err := client.CreateJob(ctx, req)
+	job, err := client.CreateJob(ctx, opts.request(mode))
 	if err != nil {
 		return fail(fmt.Errorf("create job: %s", status.Convert(err).Message()))
 	}
@@ -458,11 +442,7 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 		return fail(fmt.Errorf("remove job: %s", status.Convert(err).Message()))
 	}
 	run.Faults = since(faults, bed.faults())
-	run.Reasons = map[string]map[string]uint64{"switch": risen(before.GetSwitch().GetReasons(), after.GetSwitch().GetReasons())}
-	for i, server := range after.GetServers() {
-		run.Reasons[server.GetName()] = risen(before.GetServers()[i].GetReasons(), server.GetReasons())
-	}
-	run.Partials = rise(sent(before, wire.TypePartial), sent(after, wire.TypePartial))
+	run.counted(before, after)
 	if len(job.Servers) > 0 && len(after.Servers) > 0 {
 		run.XDPMode = after.Servers[0].GetInfo().GetMode()
 	}
@@ -475,6 +455,36 @@ func runMode(ctx context.Context, bed stage, opts *Options, mode string) (Result
 		run.LeastContributors, run.MeanContributors = v.contributors()
 	}
 	return run, v, nil
+}
+
+// request returns the job of a mode.
+func (o *Options) request(mode string) *api.CreateJobRequest {
+	req := &api.CreateJobRequest{
+		Name:        "demo-" + mode,
+		Ranks:       uint32(o.Workers),
+		MaxElems:    uint32(o.maxElems()),
+		Depth:       uint32(o.Depth),
+		Consistency: o.consistency(),
+		Policy:      &api.Policy{Rule: policy.RuleStatic, Mode: mode},
+	}
+	if mode == string(policy.ModeHybrid) {
+		for _, rank := range o.Steer {
+			req.Policy.Steer = append(req.Policy.Steer, uint32(rank))
+		}
+	}
+	if mode == ModeSteered {
+		req.Policy = &api.Policy{Rule: policy.RuleStatic, Mode: ModesOf(o.Consistency.Mode)[0], Pool: uint32(policy.SteerablePool(o.Workers))}
+	}
+	return req
+}
+
+// counted fills in what switch and servers have counted of the run.
+func (run *Result) counted(before, after *api.StatusReply) {
+	run.Reasons = map[string]map[string]uint64{"switch": risen(before.GetSwitch().GetReasons(), after.GetSwitch().GetReasons())}
+	for i, server := range after.GetServers() {
+		run.Reasons[server.GetName()] = risen(before.GetServers()[i].GetReasons(), server.GetReasons())
+	}
+	run.Partials = rise(sent(before, wire.TypePartial), sent(after, wire.TypePartial))
 }
 
 // risen returns what counters have counted since before, or since whoever counts has died, without zeros.

@@ -128,16 +128,21 @@ func TestMetrics(t *testing.T) {
 			done = j
 		}
 	}
-	for rank := range uint32(2) {
-		if _, err := client.Report(t.Context(), &api.ReportRequest{
-			Job: "train", Rank: rank, Id: train.Id, Progress: &api.Progress{Waiting: rank == 0, Round: 7 + rank},
-			Rounds: []*api.Round{{Round: 6, ComputeUs: 600, CommUs: 400, Chunks: 10, Late: 1, HeldUs: 8000, BlockedUs: 2000}},
-		}); err != nil {
-			t.Fatal(err)
+	reported := func() map[string]*dto.MetricFamily {
+		for rank := range uint32(2) {
+			if _, err := client.Report(t.Context(), &api.ReportRequest{
+				Job: "train", Rank: rank, Id: train.Id, Progress: &api.Progress{Waiting: rank == 0, Round: 7 + rank},
+				Rounds: []*api.Round{{Round: 6, ComputeUs: 600, CommUs: 400, Chunks: 10, Late: 1, HeldUs: 8000, BlockedUs: 2000}},
+			}); err != nil {
+				t.Fatal(err)
+			}
 		}
+		return scrape(t, l.Collectors()[0])
 	}
-
-	controller, server := scrape(t, l.Collectors()[0]), scrape(t, l.Collectors()[1])
+	controller, server := reported(), scrape(t, l.Collectors()[1])
+	for tries := 0; tries < 100 && value(t, controller, "xagg_job_round", "job=train").GetGauge().GetValue() != 7; tries++ {
+		controller = reported() // a worker has told itself how far it is, in between
+	}
 	for _, device := range []struct {
 		name    string
 		reasons map[string]uint64

@@ -145,8 +145,10 @@ func (j *lossy) finished(k int) {
 	j.done.Store(int64(len(j.ended)))
 }
 
-// next waits until an all-reduce that was begun after the call has ended, and returns how long that took.
-func (j *lossy) next(ctx context.Context) (time.Duration, error) {
+// next waits until an all-reduce that was begun after the call has ended, for a minute at most, and returns how long that took.
+func (j *lossy) next() (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(j.Context(), time.Minute)
+	defer cancel()
 	began, n := time.Now(), j.done.Load()
 	tick := time.NewTicker(200 * time.Microsecond)
 	defer tick.Stop()
@@ -230,9 +232,7 @@ func TestLosses(t *testing.T) {
 					names = append(names, name)
 				}
 				slices.Sort(names)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				if _, err := j.next(ctx); err != nil {
+				if _, err := j.next(); err != nil {
 					t.Fatal(err)
 				}
 				for range 2 {
@@ -240,12 +240,12 @@ func TestLosses(t *testing.T) {
 						if err := losses[name](); err != nil {
 							t.Fatalf("lose %s: %v", name, err)
 						}
-						took, err := j.next(ctx)
+						took, err := j.next()
 						if err != nil {
 							select {
 							case err = <-done:
 							default:
-								reply, _ := j.client.Status(context.WithoutCancel(ctx), &api.StatusRequest{})
+								reply, _ := j.client.Status(t.Context(), &api.StatusRequest{})
 								t.Logf("status: %v", reply)
 							}
 							t.Fatalf("after the loss of %s: %v", name, err)
@@ -273,12 +273,11 @@ func TestLossesDuringChanges(t *testing.T) {
 			j := newLossy(t, 2, depth, &api.Policy{Mode: "hybrid", Steer: []uint32{1}, Pool: 4}, log)
 			stop, done := make(chan struct{}), make(chan error, 1)
 			go func() { done <- j.run(stop) }()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			steering, endSteering := context.WithCancel(ctx)
+			steering, endSteering := context.WithCancel(t.Context())
+			defer endSteering()
 			steered := make(chan error, 1)
 			go func() { steered <- j.steer(steering) }()
-			if _, err := j.next(ctx); err != nil {
+			if _, err := j.next(); err != nil {
 				t.Fatal(err)
 			}
 			seed := uint64(depth)
@@ -297,8 +296,8 @@ func TestLossesDuringChanges(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := j.next(ctx); err != nil {
-					reply, _ := j.client.Status(context.WithoutCancel(ctx), &api.StatusRequest{})
+				if _, err := j.next(); err != nil {
+					reply, _ := j.client.Status(t.Context(), &api.StatusRequest{})
 					t.Fatalf("seed %d: %v, %v", seed, err, reply)
 				}
 			}

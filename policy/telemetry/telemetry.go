@@ -151,11 +151,11 @@ type Rank struct {
 	LastShare   float64 `json:"last_share" cel:"last_share" doc:"share of chunks on which it was the last"`
 	ComputeP50  float64 `json:"compute_p50" cel:"compute_p50" unit:"s" doc:"median of its computation"`
 	CommP50     float64 `json:"comm_p50" cel:"comm_p50" unit:"s" doc:"median of its communication"`
-	Rate        float64 `json:"rate" cel:"rate" unit:"bytes/s" doc:"gradient bytes of a round by its median communication, less what it waited for others"`
+	Rate        float64 `json:"rate" cel:"rate" unit:"bytes/s" doc:"gradient bytes of a round by own_p50"`
 	ResendShare float64 `json:"resend_share" cel:"resend_share" doc:"share of its packets that were sent again"`
 	LateShare   float64 `json:"late_share" cel:"late_share" doc:"share of its chunks whose result it missed"`
 	Behind      float64 `json:"behind" cel:"behind" doc:"rounds by which others were ahead of it in its last round"`
-	OwnP50      float64 `json:"own_p50" cel:"own_p50" unit:"s" doc:"median of its communication, less what it waited for others"`
+	OwnP50      float64 `json:"own_p50" cel:"own_p50" unit:"s" doc:"median of its communication, less what it waited for others, in rounds whose results have its part; while there are none twice the quickest rank's; plans do not change it"`
 	// Ready is by round, the oldest first, and of the same rounds for all ranks: of those in the window that everybody has reported. A
 	// rank that is gone has none.
 	Ready []float64 `json:"ready,omitempty" cel:"ready" unit:"s" doc:"by round: how long its own part took, computation and communication without what it waited for others; what is not seen of it, for it came too late for most results or was skipped, counts as long as usual; plans do not change it"`

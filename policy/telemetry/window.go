@@ -51,10 +51,8 @@ type rankWindow struct {
 	packets series
 	resends series
 	round   series
-	// own is how long it communicated when nobody else was waited for: what its rate follows from.
-	own series
-	// parts are what Rank.Ready follows from. sent is how long its stream took in rounds whose results have its part, computed how long it
-	// computed in rounds that it did not skip.
+	// parts are what Rank.Ready follows from. sent is how long it communicated, when nobody else was waited for, in rounds whose results have its
+	// part: what its rate follows from. computed is how long it computed in rounds that it did not skip.
 	parts          []part
 	sent, computed series
 }
@@ -94,7 +92,7 @@ func NewWindow(ranks, rounds int) *Window {
 }
 
 func (r *rankWindow) all() []*series {
-	return []*series{&r.blocked, &r.lag, &r.compute, &r.comm, &r.last, &r.late, &r.packets, &r.resends, &r.round, &r.own, &r.sent, &r.computed}
+	return []*series{&r.blocked, &r.lag, &r.compute, &r.comm, &r.last, &r.late, &r.packets, &r.resends, &r.round, &r.sent, &r.computed}
 }
 
 // Gaps returns how many rounds were left out because a rank never reported them, or did so too late.
@@ -105,7 +103,10 @@ func (w *Window) Present(ranks uint64) {
 	w.present = ranks & allRanks(len(w.ranks))
 	for i := range w.ranks {
 		if w.present>>i&1 == 0 {
-			w.ranks[i].parts = nil
+			r := &w.ranks[i]
+			r.parts = nil
+			r.sent.reset()
+			r.computed.reset()
 		}
 	}
 }
@@ -228,7 +229,6 @@ func (w *Window) count(n uint32, x *waits) {
 			waited = 0 // others did: it had not begun, or is one of the cohort that came last
 		}
 		p := part{compute: x.compute[rank].Seconds(), own: (x.comm[rank] - waited).Seconds(), late: x.late[rank] > 0.5, lost: x.late[rank] > 0}
-		r.own.add(p.own)
 		p.skipped = p.compute < usual/skips && r.computed.len() > 0
 		if !p.skipped && p.compute > 0 { // it is not known before the first all-reduce of all, nor while others are under way
 			r.computed.add(p.compute)
@@ -267,7 +267,7 @@ func (w *Window) ready(rank int) []float64 {
 }
 
 // stream returns how long a rank's stream takes: the median of the rounds whose results have its part. While there is none, nobody can tell, and it is
-// twice the quickest rank's: as if it began anew when others are through.
+// twice the quickest rank's: as if it began anew when others are through. It is 0 when nothing is known.
 func (w *Window) stream(rank int) float64 {
 	if sent := &w.ranks[rank].sent; sent.len() > 0 {
 		return sent.quantile(0.5)
@@ -280,7 +280,7 @@ func (w *Window) stream(rank int) float64 {
 		}
 	}
 	if math.IsInf(quickest, 1) {
-		quickest = w.ranks[rank].own.quantile(0.5)
+		return 0
 	}
 	return 2 * quickest
 }
@@ -310,7 +310,7 @@ func (w *Window) Fill(s *Snapshot, now time.Duration, bytes float64) {
 		b, l := r.blocked.sorted(), r.lag.sorted()
 		out.BlockedP50, out.BlockedP95, out.BlockedP99 = stats.Quantile(b, 0.5), stats.Quantile(b, 0.95), stats.Quantile(b, 0.99)
 		out.LagP50, out.LagP95, out.LagP99 = stats.Quantile(l, 0.5), stats.Quantile(l, 0.95), stats.Quantile(l, 0.99)
-		out.OwnP50, out.Ready = r.own.quantile(0.5), w.ready(i)
+		out.OwnP50, out.Ready = w.stream(i), w.ready(i)
 		out.Rate = share(bytes, out.OwnP50)
 		s.Ranks = append(s.Ranks, out)
 		j.Rounds = max(j.Rounds, out.Rounds)

@@ -18,17 +18,12 @@ const epochDelay = 5 * time.Millisecond
 type auto struct {
 	world   *world
 	job     *job
-	engine  *adapt.Engine
-	window  *telemetry.Window
-	epoch   uint16 // of the plan that the window's rounds ran under
-	judged  bool   // round was
-	round   float64
+	follow  *adapt.Follower
 	reports [][]telemetry.Round // by rank: what it has not reported yet
 	known   []uint16            // by rank: under which epoch the controller knows it to be
 	change  *change             // of plan, that is under way
 	moves   []Move
 	steered bool // servers have had ranks to sum
-	snap    telemetry.Snapshot
 }
 
 // change is a change of plan.
@@ -41,14 +36,13 @@ type change struct {
 
 // adapt makes a job's plan follow what is measured.
 func (w *world) adapt(j *job, cfg *adapt.Config) error {
-	engine, err := cfg.New(len(j.ranks))
+	follow, err := cfg.Follow(len(j.ranks), j.epoch)
 	if err != nil {
 		return err
 	}
 	n := len(j.ranks)
 	j.auto = &auto{
-		world: w, job: j, engine: engine, window: telemetry.NewWindow(n, cfg.Window), epoch: j.epoch,
-		reports: make([][]telemetry.Round, n), known: make([]uint16, n),
+		world: w, job: j, follow: follow, reports: make([][]telemetry.Round, n), known: make([]uint16, n),
 	}
 	return nil
 }
@@ -94,11 +88,7 @@ func (a *auto) tick(rank int) {
 	}
 	if rounds := a.reports[rank]; len(rounds) > 0 {
 		a.reports[rank] = nil
-		if a.epoch != a.job.epoch { // numbers of one plan say little of another
-			a.window.Forget()
-			a.epoch = a.job.epoch
-		}
-		if err := a.window.Add(w.agenda.now, telemetry.Report{Rank: rank, Rounds: rounds}); err != nil {
+		if err := a.follow.Report(w.agenda.now, a.job.epoch, a.job.all(), telemetry.Report{Rank: rank, Rounds: rounds}); err != nil {
 			w.failf("job %s: %v", a.job.spec.Name, err)
 			return
 		}
@@ -112,7 +102,7 @@ func (a *auto) judge() {
 	if a.change != nil {
 		return
 	}
-	w, j, s := a.world, a.job, &a.snap
+	w, j, s := a.world, a.job, &a.follow.Snapshot
 	s.Job = telemetry.Job{
 		Name: j.spec.Name, Size: float64(len(j.ranks)), Mode: string(j.consistency.Mode), Pool: float64(j.plan.Pool),
 		Cohort: float64(bits.OnesCount64(j.plan.Cohort)), Steered: float64(bits.OnesCount64(j.plan.Steered)),
@@ -123,23 +113,19 @@ func (a *auto) judge() {
 	for _, name := range w.names() {
 		s.Servers = append(s.Servers, telemetry.Server{Name: name, Ready: true})
 	}
-	a.window.Fill(s, w.agenda.now, float64(j.chunks)*wire.MaxLanes*4)
+	a.follow.Measure(w.agenda.now, float64(j.chunks)*wire.MaxLanes*4)
 	w.devices.read.Fill(s, w.agenda.now, j.id)
-	for i := range s.Ranks {
-		s.Ranks[i].Steered = j.plan.Steered>>i&1 != 0
-	}
-	if a.judged && s.Job.Round == a.round || s.Job.Rounds == 0 {
+	d, next, ok := a.follow.Decide(j.plan)
+	if !ok {
 		return
 	}
-	a.judged, a.round = true, s.Job.Round
-	d := a.engine.Step(s)
 	if w.opts.Watch != nil {
 		w.opts.Watch(j.number, s, &d)
 	}
 	for _, m := range d.Moves {
 		a.moves = append(a.moves, Move{w.agenda.now, j.ranks[m.Rank].round, m})
 	}
-	if next := d.Apply(j.plan); !next.Equal(j.plan) {
+	if !next.Equal(j.plan) {
 		a.steer(next)
 	}
 }

@@ -33,7 +33,7 @@ func TestDevices(t *testing.T) {
 			t.Errorf("rank %d has sent %d packets, the switch has counted %v", rank, sent, sum)
 		}
 	}
-	snap := &j.auto.snap
+	snap := &j.auto.follow.Snapshot
 	if err := snap.Check(); err != nil {
 		t.Error(err)
 	}

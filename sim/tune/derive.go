@@ -19,7 +19,7 @@ type Derived struct {
 	Case
 	Rounds   int     // of which the trace knows how long every rank computed
 	Recorded float64 // mean of what the trace has as the job's median time of a round, s
-	// Simulated is the mean time of a round in a simulation of the scenario with the trace's own policy, s.
+	// Simulated is the median time of a round in a simulation of the scenario with the trace's own policy, s.
 	Simulated float64
 }
 
@@ -96,6 +96,6 @@ func Derive(t *trace.Trace, costs timing.Costs) (*Derived, error) {
 	if err := report.Add(s, timing.Options{Mode: m, Seed: 1, Costs: costs, Adapt: &cfg, Compute: d.Compute}); err != nil {
 		return fail("%w", err)
 	}
-	d.Simulated = report.Rows[0].Round.Mean
+	d.Simulated = report.Rows[0].Round.P50
 	return d, nil
 }

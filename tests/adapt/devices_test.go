@@ -11,8 +11,10 @@ import (
 
 	"xagg/api"
 	"xagg/lab/scenario"
+	"xagg/lab/testbed"
 	"xagg/policy"
 	"xagg/policy/telemetry"
+	"xagg/tests/require"
 	"xagg/wire"
 	"xagg/worker"
 )
@@ -20,13 +22,21 @@ import (
 // TestDevicesInLab: of a hybrid job on real links a policy is told what the switch has counted of each rank, when the steered rank's
 // contributions came to the server, and how long the XDP program runs for a frame.
 func TestDevicesInLab(t *testing.T) {
+	t.Run(testbed.SwitchEngine, func(t *testing.T) { testDevices(t, testbed.SwitchEngine) })
+	t.Run(testbed.SwitchSimpleSwitch, func(t *testing.T) {
+		require.Have(t, require.BMv2)
+		testDevices(t, testbed.SwitchSimpleSwitch)
+	})
+}
+
+func testDevices(t *testing.T, kind string) {
 	s, err := scenario.Load("../../scenarios/homogeneous.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	const chunks, lanes = 32, 32 * wire.MaxLanes
 	ranks := s.Jobs[0].Ranks
-	p := inNamespaces(t, s)
+	p := withSwitch(t, s, kind)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	client := api.NewControllerClient(p.controller)

@@ -56,9 +56,14 @@ func inMemory(t *testing.T, s *scenario.Scenario) place {
 	return place{l.Controller(), func(rank int) (worker.Link, error) { return l.Link(rank, wire.Port), nil }}
 }
 
-// inNamespaces makes a lab of network namespaces with the links of the scenario, XDP servers, and processes of switch, servers and controller; the
-// workers are of this process, with sockets in their hosts.
+// inNamespaces makes a lab of network namespaces with the links of the scenario, XDP servers, and processes of switch (the engine), servers and
+// controller; the workers are of this process, with sockets in their hosts.
 func inNamespaces(t *testing.T, s *scenario.Scenario) place {
+	return withSwitch(t, s, testbed.SwitchEngine)
+}
+
+// withSwitch makes the same lab with a switch of some kind.
+func withSwitch(t *testing.T, s *scenario.Scenario, kind string) place {
 	require.Have(t, require.Netns, require.XDP)
 	xagg := filepath.Join(t.TempDir(), "xagg")
 	if out, err := exec.Command("go", "build", "-o", xagg, "xagg/cmd/xagg").CombinedOutput(); err != nil {
@@ -74,7 +79,7 @@ func inNamespaces(t *testing.T, s *scenario.Scenario) place {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := testbed.Start(t.Context(), hosts, testbed.Config{Topology: topology, Switch: testbed.SwitchEngine, XAgg: xagg})
+	b, err := testbed.Start(t.Context(), hosts, testbed.Config{Topology: topology, Switch: kind, XAgg: xagg})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"xagg/bmv2"
 	"xagg/bmv2/dataplane"
+	"xagg/bmv2/engine"
 	"xagg/tests/require"
 )
 
@@ -73,6 +74,10 @@ func realVersion() (string, error) {
 func (s *realSwitch) name() string { return bmv2.SimpleSwitchBinary }
 
 func (s *realSwitch) reasons() ([]int64, error) { return s.counter(s.ctx, "reasons") }
+
+func (s *realSwitch) counters() (map[string]engine.CounterValue, error) {
+	return s.session.counters(s.ctx)
+}
 
 func (s *realSwitch) send(in input) (outs []output, err error) {
 	var frames []dataplane.Frame

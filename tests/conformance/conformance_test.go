@@ -7,11 +7,13 @@ import (
 	"encoding/hex"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
+	"xagg/bmv2/engine"
 	"xagg/wire"
 )
 
@@ -27,6 +29,39 @@ type target interface {
 	send(in input) ([]output, error)
 	// reasons returns the packets counted so far, by reason.
 	reasons() ([]int64, error)
+}
+
+// program is a target that runs xagg.p4, whose counters the controller reads.
+type program interface {
+	target
+	// counters returns what the counters say, by their names and the cell or the key of the entry.
+	counters() (map[string]engine.CounterValue, error)
+}
+
+// sameCounters fails the test where the counters of two targets differ after the same inputs, and returns how many contributions
+// of members they have counted.
+func sameCounters(t *testing.T, a, b program) (members uint64) {
+	t.Helper()
+	x, err := a.counters()
+	if err != nil {
+		t.Fatalf("%s: %v", a.name(), err)
+	}
+	y, err := b.counters()
+	if err != nil {
+		t.Fatalf("%s: %v", b.name(), err)
+	}
+	for _, cell := range slices.Sorted(maps.Keys(x)) {
+		if v, ok := y[cell]; !ok || v != x[cell] {
+			t.Errorf("counter %s: %s: %+v; %s: %+v (there: %v)", cell, a.name(), x[cell], b.name(), v, ok)
+		}
+		if strings.HasPrefix(cell, "member_traffic ") {
+			members += x[cell].Packets
+		}
+	}
+	if len(x) != len(y) {
+		t.Errorf("counters: %s has %d, %s has %d", a.name(), len(x), b.name(), len(y))
+	}
+	return members
 }
 
 // clock is the time of targets that take it as an argument: the same for all of them at the same input, in steps that
@@ -164,6 +199,13 @@ func spaced(b []byte) string {
 // run feeds the trace to all targets and fails the test at the first difference from the first of them.
 func run(t *testing.T, trace []input, sameClock bool, targets ...target) {
 	t.Helper()
+	var programs []program
+	for _, tg := range targets {
+		if p, ok := tg.(program); ok {
+			programs = append(programs, p)
+		}
+	}
+	members := uint64(0) // contributions that were counted of them, at most; a plan that goes takes them along
 	for i, in := range trace {
 		var want []output
 		for n, tg := range targets {
@@ -199,6 +241,14 @@ func run(t *testing.T, trace []input, sameClock bool, targets ...target) {
 				}
 			}
 		}
+		for _, p := range programs[1:] {
+			if members = max(members, sameCounters(t, programs[0], p)); t.Failed() {
+				t.Fatalf("input %d: %s\n%s", i, in, dump(in.frame))
+			}
+		}
+	}
+	if len(programs) > 1 && members == 0 {
+		t.Error("no contribution of a member was counted")
 	}
 }
 

@@ -114,3 +114,29 @@ func (e *embedded) reasons() ([]int64, error) {
 	}
 	return packets, nil
 }
+
+func (e *embedded) counters() (map[string]engine.CounterValue, error) {
+	out := make(map[string]engine.CounterValue)
+	for _, c := range e.prog.Counters() {
+		name := c.Name()[strings.LastIndexByte(c.Name(), '.')+1:]
+		if !c.Direct() {
+			for i := range c.Size() {
+				out[fmt.Sprintf("%s %d", name, i)] = c.Read(i)
+			}
+			continue
+		}
+		tables := e.prog.Tables()
+		i := slices.IndexFunc(tables, func(t *engine.Table) bool { return t.Name() == c.Binding() })
+		if i < 0 {
+			return nil, fmt.Errorf("counter %s: the program has no table %s", c.Name(), c.Binding())
+		}
+		for _, entry := range tables[i].Entries() {
+			cell := name
+			for _, m := range entry.Match {
+				cell += fmt.Sprintf(" %d", bigEndian(m.Value))
+			}
+			out[cell] = entry.Counter()
+		}
+	}
+	return out, nil
+}

@@ -1,15 +1,18 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"slices"
 
 	p4config "github.com/p4lang/p4runtime/go/p4/config/v1"
 	p4v1 "github.com/p4lang/p4runtime/go/p4/v1"
 	"google.golang.org/grpc"
 
+	"xagg/bmv2/engine"
 	"xagg/p4"
 )
 
@@ -171,4 +174,56 @@ func (s *session) counter(ctx context.Context, alias string) ([]int64, error) {
 		packets[c.Index.GetIndex()] = c.Data.GetPacketCount()
 	}
 	return packets, nil
+}
+
+// counters reads all of the program's counters.
+func (s *session) counters(ctx context.Context) (map[string]engine.CounterValue, error) {
+	names := make(map[uint32]string)
+	var wanted []*p4v1.Entity
+	for _, c := range s.info.Counters {
+		names[c.Preamble.Id] = c.Preamble.Alias
+		wanted = append(wanted, &p4v1.Entity{Entity: &p4v1.Entity_CounterEntry{CounterEntry: &p4v1.CounterEntry{CounterId: c.Preamble.Id}}})
+	}
+	for _, c := range s.info.DirectCounters {
+		names[c.DirectTableId] = c.Preamble.Alias
+		wanted = append(wanted, &p4v1.Entity{Entity: &p4v1.Entity_DirectCounterEntry{
+			DirectCounterEntry: &p4v1.DirectCounterEntry{TableEntry: &p4v1.TableEntry{TableId: c.DirectTableId}}}})
+	}
+	stream, err := s.client.Read(ctx, &p4v1.ReadRequest{Entities: wanted})
+	if err != nil {
+		return nil, fmt.Errorf("read counters: %w", err)
+	}
+	out := make(map[string]engine.CounterValue)
+	for {
+		answer, err := stream.Recv()
+		if err == io.EOF {
+			return out, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read counters: %w", err)
+		}
+		for _, e := range answer.Entities {
+			if c := e.GetCounterEntry(); c != nil {
+				cell := fmt.Sprintf("%s %d", names[c.CounterId], c.Index.GetIndex())
+				out[cell] = engine.CounterValue{Packets: uint64(c.Data.GetPacketCount()), Bytes: uint64(c.Data.GetByteCount())}
+			}
+			if c := e.GetDirectCounterEntry(); c != nil {
+				slices.SortFunc(c.TableEntry.Match, func(a, b *p4v1.FieldMatch) int { return cmp.Compare(a.FieldId, b.FieldId) })
+				cell := names[c.TableEntry.TableId]
+				for _, m := range c.TableEntry.Match {
+					cell += fmt.Sprintf(" %d", bigEndian(m.GetExact().GetValue()))
+				}
+				out[cell] = engine.CounterValue{Packets: uint64(c.Data.GetPacketCount()), Bytes: uint64(c.Data.GetByteCount())}
+			}
+		}
+	}
+}
+
+// bigEndian is the number in up to eight bytes.
+func bigEndian(b []byte) uint64 {
+	var n uint64
+	for _, x := range b {
+		n = n<<8 | uint64(x)
+	}
+	return n
 }

@@ -160,9 +160,11 @@ func TestRecorded(t *testing.T) {
 		t.Run(sc.name, func(t *testing.T) {
 			e, m := programmed(t, &sc)
 			r := read(t, &sc)
+			s := startServed(t, &sc)
 			replay(t, r, e)
-			replay(t, r, startServed(t, &sc))
+			replay(t, r, s)
 			replay(t, r, m)
+			sameCounters(t, e, s)
 		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"xagg/bmv2"
+	"xagg/bmv2/engine"
 	"xagg/wire"
 )
 
@@ -66,6 +67,8 @@ func startServed(t *testing.T, sc *scenario) *served {
 func (s *served) name() string { return "engine over P4Runtime" }
 
 func (s *served) reasons() ([]int64, error) { return s.counter(s.ctx, "reasons") }
+
+func (s *served) counters() (map[string]engine.CounterValue, error) { return s.session.counters(s.ctx) }
 
 var nobody = [4]byte{192, 0, 2, 1}
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -302,7 +303,7 @@ func TestPitfall35(t *testing.T) {
 			var rounds atomic.Int64
 			var healed, pace atomic.Int64 // when, and what twenty rounds took before, in nanoseconds
 			start := time.Now()
-			recovered := make(chan time.Duration, 1)
+			var recovered []time.Duration // what the rounds after the burst took, twenty and what is left of one; rank 0's
 			group, ctx := errgroup.WithContext(t.Context())
 			for rank := range 3 {
 				group.Go(func() error {
@@ -333,9 +334,11 @@ func TestPitfall35(t *testing.T) {
 								healed.Store(int64(time.Since(start)))
 								cut.Store(false)
 							})
-						case 40: // twenty rounds after the burst, or part of it
+						case 40, 60: // twenty rounds after the burst, or part of it, and as many again
 							if at := healed.Load(); at != 0 {
-								recovered <- time.Since(start) - time.Duration(at)
+								now := time.Since(start)
+								recovered = append(recovered, now-time.Duration(at))
+								healed.Store(int64(now))
 							}
 						}
 					}
@@ -345,16 +348,15 @@ func TestPitfall35(t *testing.T) {
 			if err := group.Wait(); err != nil {
 				t.Fatal(err)
 			}
-			select {
-			case took := <-recovered:
-				usual := time.Duration(pace.Load())
-				if took > time.Second+2*usual {
-					t.Errorf("the round under way and 20 more took %v after the burst, and 20 before it %v", took, usual)
-				}
-				t.Logf("%v, before it %v", took, usual)
-			default:
-				t.Error("no burst was seen")
+			if len(recovered) == 0 {
+				t.Fatal("no burst was seen")
 			}
+			// Timers that stay long make all rounds long, and other programs hardly come in both parts.
+			usual := time.Duration(pace.Load())
+			if took := slices.Min(recovered); took > time.Second+2*usual {
+				t.Errorf("after the burst 20 rounds took %v, and 20 before it %v", recovered, usual)
+			}
+			t.Logf("%v, before it %v", recovered, usual)
 		})
 	}
 }
