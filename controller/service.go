@@ -25,8 +25,11 @@ type service struct {
 	ctx context.Context // ends with Run
 }
 
-// apiError gives an error the status code that the API promises.
+// apiError gives an error the status code that the API promises. One that is a status already stays as it is.
 func apiError(err error) error {
+	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
+		return err
+	}
 	var (
 		fieldErr *policy.FieldError
 		slotsErr *policy.SlotsError

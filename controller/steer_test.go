@@ -385,7 +385,8 @@ func TestSteerRefuses(t *testing.T) {
 		{&api.SteerRequest{Job: "train", Policy: &api.Policy{Mode: "hybrid", Steer: []uint32{4}}}, codes.InvalidArgument, "rank 4 is beyond"},
 		{&api.SteerRequest{Job: "train", Policy: &api.Policy{Pool: 8}}, codes.InvalidArgument, "pool: 8, but the job was created with a pool of 16"},
 	} {
-		if _, err := r.client.Steer(r.context(), tt.req); status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
+		_, err := r.client.Steer(r.context(), tt.req)
+		if words := status.Convert(err).Message(); status.Code(err) != tt.code || !strings.Contains(words, tt.want) || strings.Contains(words, "rpc error") {
 			t.Errorf("%v\ngot  %v\nwant %s: %s", tt.req, err, tt.code, tt.want)
 		}
 	}
