@@ -55,7 +55,7 @@ The report says what is counted and what is not. After Ctrl-C it is one of what 
 			}
 			report, err := aggregator.Run(cmd.Context(), opts)
 			if cmd.Context().Err() != nil {
-				err = errors.New("interrupted; everything that was started is removed")
+				err = errInterrupted
 			}
 			if report == nil || len(report.Measurements) == 0 {
 				return err

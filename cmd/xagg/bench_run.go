@@ -25,9 +25,6 @@ import (
 	"xagg/lab/testbed"
 )
 
-// exitInterrupted is what shells expect of a program that an interrupt ended.
-const exitInterrupted = 130
-
 // benchRun is a command line of `xagg bench run`.
 type benchRun struct {
 	env          *env

@@ -95,7 +95,7 @@ process.`,
 			}
 			switch {
 			case !report.Complete:
-				return &exitError{exitFailure, errors.New("interrupted; everything that was started is removed")}
+				return errInterrupted
 			case report.Failed():
 				return &exitError{exitFailure, errors.New("some runs have failed")}
 			}
@@ -146,7 +146,7 @@ func parseFactor(s string) (number int, factor float64, err error) {
 // trainError says what an error of a training that has come to nothing means on a command line.
 func trainError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return errors.New("interrupted; everything that was started is removed")
+		return errInterrupted
 	}
 	if _, ok := errors.AsType[*train.UsageError](err); ok {
 		return &exitError{exitUsage, err}

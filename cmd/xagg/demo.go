@@ -127,7 +127,7 @@ everything runs in one process.`,
 // demoError says what an error of the demo means on a command line.
 func demoError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return errors.New("interrupted; everything that was started is removed")
+		return errInterrupted
 	}
 	if _, ok := errors.AsType[*demo.UsageError](err); ok {
 		return &exitError{exitUsage, err}

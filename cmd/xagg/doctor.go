@@ -37,7 +37,7 @@ Exit code 0: everything that is required is there. 3: something that is required
 			}
 			report, err := doctor.Examine(cmd.Context(), doctor.Local())
 			if err != nil {
-				return err
+				return errInterrupted
 			}
 			write := report.WriteText
 			if output == "json" {

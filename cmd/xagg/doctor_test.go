@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -36,5 +37,15 @@ func TestDoctor(t *testing.T) {
 		if code := run(t.Context(), &env{stdout: &out, stderr: &errs}, args); code != exitUsage || !strings.HasPrefix(errs.String(), "xagg: ") {
 			t.Errorf("%v: exit code %d, want %d: %s", args, code, exitUsage, errs.String())
 		}
+	}
+}
+
+// TestDoctorInterrupted: an interrupted look says that it is one, and nothing of the machine.
+func TestDoctorInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out, errs bytes.Buffer
+	if code := run(ctx, &env{stdout: &out, stderr: &errs}, []string{"doctor"}); code != exitInterrupted || out.Len() > 0 || !strings.Contains(errs.String(), "interrupted") {
+		t.Errorf("exit code %d, want %d; printed %q and %q", code, exitInterrupted, &out, &errs)
 	}
 }

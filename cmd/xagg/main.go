@@ -28,10 +28,14 @@ import (
 const (
 	exitOK          = 0
 	exitFailure     = 1
-	exitDifferences = 2  // differences, incomplete input, lint findings
-	exitEnvironment = 3  // the machine lacks something
-	exitUsage       = 64 // the command line is wrong
+	exitDifferences = 2   // differences, incomplete input, lint findings
+	exitEnvironment = 3   // the machine lacks something
+	exitUsage       = 64  // the command line is wrong
+	exitInterrupted = 130 // what shells expect of a program that an interrupt ended before it was done
 )
+
+// errInterrupted is what a command says that an interrupt ended before it was done.
+var errInterrupted = &exitError{exitInterrupted, errors.New("interrupted; everything that was started is removed")}
 
 // env is what a command may touch of the world, so that tests call commands in-process.
 type env struct {
