@@ -31,7 +31,7 @@ type Params struct {
 	// a sync job's straggler stays on the switch, for its results wait for it wherever it is summed.
 	Price float64 `yaml:"price"`
 	// Hop is how much longer communication takes with servers in it, as a share of the time in which a rank communicates by itself, 0..10:
-	// so much where they close chunks, and so much again when they sum all ranks (docs/reports/compare.md has 11 % and 20 %).
+	// so much where they close chunks, and so much again when they sum all ranks (docs/reports has 11 % and 20 % on a Xeon, 21 % and 24 % on an EPYC).
 	Hop float64 `yaml:"hop"`
 	// Trust is for how many rounds no rank must have become late before ranks of a quorum job join the cohort, for each round that the
 	// latest rank is late, 0..1000: what one has done another may do, and a rank of the cohort that is late keeps the others waiting.
